@@ -5,14 +5,21 @@ listed word, so the words of a text are first looked up in a set. Only a text wi
 """
 
 from collections.abc import Callable, Iterable, Mapping
+from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import regex
 from pydantic import model_validator
 
 from pipeline.engine.stage import EVERY, Check, Cutoffs, PerDocument, Row, RowFunction
+from pipeline.text import native
+from pipeline.text.native import loaded
 from schemas.config import Section, decision, location, suggest_name
 from schemas.errors import ConfigError, ContractError
+
+if TYPE_CHECKING:
+    from pipeline.text import _native
 
 BUILT_IN = "builtin"
 LISTS = Path(__file__).parent / "wordlists"
@@ -89,12 +96,19 @@ class WordList:
             phrases.sort(key=lambda phrase: (-len(phrase), phrase))
         self._firsts = frozenset(self._by_first)
 
+    @cached_property
+    def _screen(self) -> "_native.WordSet":
+        words: _native.WordSet = loaded().WordSet([first.decode() for first in self._firsts])
+        return words
+
     def count(self, text: str) -> tuple[int, float]:
         """Return the number of matches, and the share of the text's words that they cover (0..1).
 
         Longer phrases of the list match first, and no word of the text is in two matches.
         """
         folded = text.casefold()
+        if native.module is not None and not self._screen.may_have(folded):
+            return 0, 0.0
         words = words_of(folded)
         firsts = self._firsts.intersection(words)
         if not firsts:

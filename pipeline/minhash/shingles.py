@@ -15,6 +15,8 @@ import numpy as np
 
 from pipeline.minhash.config import SignatureConfig
 from pipeline.minhash.permutations import draw_odd_numbers, mix_bits
+from pipeline.text import native
+from pipeline.text.native_words import normal_keys, normal_points
 from pipeline.text.spacy_tokens import UNSPACED_LANGUAGES, split_neutral, split_unspaced
 from pipeline.text.words import PUNCTUATION, Codes, Vocabulary, normal_words, word_key, word_keys
 
@@ -58,8 +60,7 @@ def shingle_units(text: str, language: str, words: Codes | None, config: Signatu
     """
     size = config.shingle_words
     if uses_characters(language, config):
-        letters = "".join(normal_words(text, config.keep_numbers)).encode("utf-32-le", "surrogatepass")
-        units, size = np.frombuffer(letters, "<u4").astype(np.uint64), config.shingle_chars
+        units, size = text_points(text, config.keep_numbers), config.shingle_chars
     elif language in UNSPACED_LANGUAGES:
         units = word_keys(words_of(text, language, config.keep_numbers))
     elif config.keep_numbers:
@@ -69,14 +70,26 @@ def shingle_units(text: str, language: str, words: Codes | None, config: Signatu
     return (units if len(units) else word_keys([text])), size
 
 
+def text_points(text: str, keep_numbers: bool) -> Codes:
+    """Return the code points of the normalized words of the text, in text order."""
+    if native.module is not None:
+        return normal_points(text, keep_numbers)
+    letters = "".join(normal_words(text, keep_numbers)).encode("utf-32-le", "surrogatepass")
+    return np.frombuffer(letters, "<u4").astype(np.uint64)
+
+
 def text_keys(text: str) -> Codes:
     """Return the key of each normalized word of the text, in text order."""
+    if native.module is not None:
+        return normal_keys(text, keep_numbers=False)
     plain = text if text.isascii() else _as_ascii(text)
     keys = None if plain is None else _ascii_keys(plain)
     return _vocabulary_keys(text, keep_numbers=False) if keys is None else keys
 
 
 def _vocabulary_keys(text: str, keep_numbers: bool) -> Codes:
+    if native.module is not None:
+        return normal_keys(text, keep_numbers)
     _VOCABULARY.trim()
     return _VOCABULARY.keys(_VOCABULARY.numbers(text.split()), keep_numbers)
 

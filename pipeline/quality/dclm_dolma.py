@@ -67,7 +67,7 @@ def dclm_words(whole: TextView, stop_words: Codes) -> dict[str, float]:
 
     `stop_words` are the language's stop words, as `stop_codes` returns them.
     """
-    lengths, flags, _, lower_codes = whole.read(read_pieces)
+    _, lengths, flags, _, lower_codes = whole.read(read_pieces)
     num_pieces = max(len(lengths), 1)
     signals = {
         "dclm_num_words": num_words(whole),
@@ -76,13 +76,14 @@ def dclm_words(whole: TextView, stop_words: Codes) -> dict[str, float]:
         "dclm_alpha_words": int(np.count_nonzero(flags & LETTER)) / num_pieces,
         "dclm_stop_words": count_known(lower_codes, stop_words),
     }
-    numbers = whole.numbers
     if NARROW_SPACE in whole.text:
-        numbers = whole.vocabulary.numbers(pieces_of(whole.text))
-    words = whole.vocabulary.words(numbers, read_unicode_words)
-    offsets = np.concatenate(([0], np.cumsum(words.lengths)))
+        words = whole.vocabulary.words(whole.vocabulary.numbers(pieces_of(whole.text)), read_unicode_words)
+        word_lengths, codes = words.lengths, words.codes
+    else:
+        _, word_lengths, _, codes = whole.read(read_unicode_words)
+    offsets = np.concatenate(([0], np.cumsum(word_lengths)))
     size = max(int(offsets[-1]), 1)
-    for ngrams in recurring_ngrams(words.codes):
+    for ngrams in recurring_ngrams(codes):
         if ngrams.n in TOP_SIZES:
             longest = int(ngram_lengths(ngrams.firsts, ngrams.n, offsets).max()) if len(ngrams.firsts) else 0
             signals[f"dclm_top_{ngrams.n}gram"] = longest * ngrams.most / size
@@ -101,7 +102,7 @@ def num_words(parts: TextView) -> int:
         return sum(word[0].isalnum() for word in _FASTTEXT_SPACE.split(text) if word)
     # `read_pieces` splits at other whitespace too, where fastText's word continues, so these are subtracted.
     inside = sum(1 for _ in _AFTER_OTHER.finditer(text))
-    return int(np.count_nonzero(parts.read(read_pieces)[1] & ALNUM_FIRST)) - inside
+    return int(np.count_nonzero(parts.read(read_pieces)[2] & ALNUM_FIRST)) - inside
 
 
 # dolma's signals: the taggers gopher_v2 and c4_v2 of its toolkit.
@@ -114,7 +115,7 @@ def dolma_lines(whole: TextView) -> dict[str, float]:
     """Return dolma's line signals of a text, by name."""
     lines, lowered = split_lines(whole.text), whole.lowered
     repeated, share = shares_of_repeated(lines)
-    num_chars = int(whole.read(read_pieces)[0].sum()) if repeated else 1
+    num_chars = int(whole.read(read_pieces)[1].sum()) if repeated else 1
     return {
         "dolma_bullet_lines": sum(line.startswith(DOLMA_BULLETS) for line in lines) / len(lines),
         "dolma_ellipsis_lines": sum(line.endswith(ELLIPSIS) for line in lines) / len(lines),
@@ -131,7 +132,7 @@ def dolma_words(whole: TextView, stop_words: Codes) -> dict[str, float | None]:
 
     `stop_words` are the language's stop words, as `stop_codes` returns them.
     """
-    lengths, flags, codes, _ = whole.read(read_pieces)
+    _, lengths, flags, codes, _ = whole.read(read_pieces)
     size = max(len(lengths), 1)
     signals: dict[str, float | None] = {
         "dolma_num_words": len(lengths),

@@ -6,9 +6,11 @@ Source: Rae et al. 2021, arXiv 2112.11446, appendix A.1.1 and table A1, as datat
 """
 
 from collections.abc import Collection, Iterator, Sequence
+from itertools import chain
 
 import numpy as np
 
+from pipeline.text import native
 from pipeline.text.words import ALPHABETIC, WORD, Codes, Ints, Words, powers, token_codes
 
 STOP_WORDS = ("the", "be", "to", "of", "and", "that", "have", "with")
@@ -65,6 +67,10 @@ def gopher_signals(text: str, lines: Sequence[str], words: Words, stop_words: Co
 
 TOP_SIZES = (2, 3, 4)
 REPEATED_SIZES = (5, 6, 7, 8, 9, 10)
+_NGRAM_SIGNALS = (
+    *(f"gopher_top_{n}gram" for n in TOP_SIZES),
+    *(f"gopher_dup_{n}gram" for n in REPEATED_SIZES),
+)
 _MIX = np.uint64(0xD6E8FEB86659FD93)  # Odd; makes the code of ("ab", "c") differ from that of ("a", "bc").
 
 
@@ -103,12 +109,19 @@ def repetition_signals(text: str, words: Words) -> dict[str, float]:
         number, characters = count_repeats(items)
         signals[f"gopher_dup_{name}_frac"] = number / len(items)
         signals[f"gopher_dup_{name}_char_frac"] = characters / size
-    offsets = np.concatenate(([0], np.cumsum(words.lengths)))
-    for n, characters in _top_ngrams(words.codes, offsets):
-        signals[f"gopher_top_{n}gram"] = characters / size
-    for n, characters in _repeated_ngrams(words.codes, offsets):
-        signals[f"gopher_dup_{n}gram"] = characters / size
+    for name, characters in zip(_NGRAM_SIGNALS, ngram_characters(words)):
+        signals[name] = characters / size
     return signals
+
+
+def ngram_characters(words: Words) -> Sequence[int]:
+    """Return the numbers of characters of the signals `gopher_top_{n}gram`, then of `gopher_dup_{n}gram`."""
+    if native.module is not None:
+        characters: tuple[int, ...] = native.module.gopher_ngrams(words.codes, words.lengths)
+        return characters
+    offsets = np.concatenate(([0], np.cumsum(words.lengths)))
+    counts = chain(_top_ngrams(words.codes, offsets), _repeated_ngrams(words.codes, offsets))
+    return [characters for _, characters in counts]
 
 
 def _top_ngrams(codes: Codes, offsets: Ints) -> Iterator[tuple[int, int]]:

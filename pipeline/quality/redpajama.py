@@ -63,18 +63,18 @@ def redpajama_words(whole: TextView, stop_words: Codes) -> dict[str, float | Non
 
     `stop_words` are stop words, as `stop_codes` returns them.
     """
-    raw = whole.vocabulary.words(whole.numbers, read_raw_words)
-    num_raw, symbols = len(raw.flags), sum(map(whole.text.count, SYMBOLS))
-    lengths, flags, codes, _ = whole.read(read_normal_pieces)
+    _, _, raw_flags, raw_codes = whole.read(read_raw_words)
+    num_raw, symbols = len(raw_flags), sum(map(whole.text.count, SYMBOLS))
+    _, lengths, flags, codes, _ = whole.read(read_normal_pieces)
     num_words, num_chars = len(lengths), int(lengths.sum())
     counts = np.unique(codes, return_counts=True)[1]
     signals: dict[str, float | None] = {
         "rps_doc_word_count": num_words,
         "rps_doc_mean_word_length": _share(num_chars, num_words),
         "rps_doc_symbol_to_word_ratio": _share(symbols, num_raw),
-        "rps_doc_frac_no_alph_words": _share(num_raw - int(np.count_nonzero(raw.flags & ASCII_LETTER)), num_raw),
-        "rps_doc_frac_all_caps_words": _share(int(np.count_nonzero(raw.flags & CAPITALS)), num_raw),
-        "rps_doc_stop_word_fraction": _share(count_known(raw.codes, stop_words), num_raw) if num_words else 0.0,
+        "rps_doc_frac_no_alph_words": _share(num_raw - int(np.count_nonzero(raw_flags & ASCII_LETTER)), num_raw),
+        "rps_doc_frac_all_caps_words": _share(int(np.count_nonzero(raw_flags & CAPITALS)), num_raw),
+        "rps_doc_stop_word_fraction": _share(count_known(raw_codes, stop_words), num_raw) if num_words else 0.0,
         "rps_doc_frac_unique_words": _share(len(counts), num_words),
         "rps_doc_unigram_entropy": _entropy(counts, num_words) if num_words else None,
         "rps_doc_lorem_ipsum": _placeholders(whole.text) if (flags & LOREM).any() else 0.0,
@@ -178,7 +178,7 @@ class LineCounts:
 def line_signals(lines: LineCounts) -> dict[str, Any]:
     """Return the column `lines` (the span [start, end) of each line) and the signals in LINE_SIGNALS of each line."""
     whole, texts, edges = lines.whole, lines.texts, lines.edges
-    per_piece, (lengths, flags, _, numeric) = whole.vocabulary.look_up(read_normal_pieces, whole.numbers)
+    per_piece, lengths, flags, _, numeric = whole.read(read_normal_pieces)
     words_at = np.concatenate(([0], np.cumsum(per_piece)))[np.concatenate(([0], np.cumsum(lines.counts)))]
     num_words = words_at[1:] - words_at[:-1]
     normal_size = np.maximum(_sums(lengths, words_at) + num_words - 1, 1)

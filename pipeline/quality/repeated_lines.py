@@ -11,6 +11,7 @@ chorus, cells, prices and dates are shorter than that, and lines of code and row
 import re
 from collections.abc import Sequence
 
+from pipeline.quality.text import may_repeat_lines
 from pipeline.text.spacy_tokens import UNSPACED_LANGUAGES
 from pipeline.text.spans import Span, complement, lines_without, trim
 
@@ -36,6 +37,8 @@ def repeated_line_cuts(text: str, lines: Sequence[str], language: str) -> tuple[
     spaces between words. Where lines are cut, at most one paragraph break stays between those on both sides.
     """
     least = MIN_CHARS_UNSPACED if language in UNSPACED_LANGUAGES else MIN_CHARS
+    if not may_repeat_lines(text, least):
+        return [], 0
     known: set[str] = set()
     cut: dict[int, int] = {}
     for number, line in enumerate(lines):

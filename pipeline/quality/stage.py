@@ -113,7 +113,7 @@ def _measure(whole: TextView, language: str, measures: QualityMeasures) -> dict[
     if measures.keep_structure:
         cuts = _structure_cuts(whole, lines, language, measures)
         body = TextView(without(text, cuts), vocabulary) if cuts else whole
-    row["cuts"], row["_body"], row["_words"] = cuts, body.text, vocabulary.keys(body.numbers)
+    row["cuts"], row["_body"], row["_words"] = cuts, body.text, body.keys
     row["num_bytes"] = len(body.text.encode("utf-8", "surrogatepass"))
     # The table stores float32. Values are rounded here too, so that checks on new and on stored values agree.
     measured = [name for name in _RATIOS if row.get(name) is not None]

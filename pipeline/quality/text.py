@@ -10,15 +10,21 @@ import re
 import string
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from itertools import chain
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import numpy.typing as npt
 
+from pipeline.text import native
+from pipeline.text.native import loaded
+from pipeline.text.native_words import arrays_of, is_native, properties_of, tokenize
 from pipeline.text.words import Codes, Ints, Reader, Vocabulary, Words, token_codes, unicode_words, words_of
 from schemas.normalization import normalize
+
+if TYPE_CHECKING:
+    from pipeline.text import _native
 
 Arrays = tuple[npt.NDArray[Any], ...]
 
@@ -108,6 +114,34 @@ read_unicode_words = words_of(unicode_words, _no_flags)
 """Splits pieces into the words of DCLM's n-grams."""
 
 
+@cache
+def _native_pieces() -> "_native.Pieces":
+    pieces: _native.Pieces = loaded().Pieces(properties_of, normal_piece, unicode_words)
+    return pieces
+
+
+def read_natively(reader: Reader, text: str) -> Arrays | None:
+    """Return what `reader` returns for the pieces of a text, by the native module; None if it is not used."""
+    if native.module is None:
+        return None
+    pieces = _native_pieces()
+    methods = {
+        read_pieces: (pieces.plain, "iifcc"),
+        read_normal_pieces: (pieces.normal, "iifci"),
+        read_raw_words: (pieces.raw, "iifc"),
+        read_unicode_words: (pieces.unicode, "iifc"),
+    }
+    if reader not in methods:
+        return None
+    method, types = methods[reader]
+    return tuple(arrays_of(method(text), types))
+
+
+def may_repeat_lines(text: str, least: int) -> bool:
+    """Return False only if no two lines of at least `least` code points are equal, with single spaces between words."""
+    return native.module is None or _native_pieces().may_repeat(text, least)
+
+
 def count_known(codes: Codes, known: Codes) -> int:
     """Return how many words of a text are known words, repetitions included.
 
@@ -129,7 +163,7 @@ class TextView:
     def __init__(self, text: str, vocabulary: Vocabulary):
         self.text = text
         self.vocabulary = vocabulary
-        self._read: dict[Reader, list[npt.NDArray[Any]]] = {}
+        self._read: dict[Reader, Arrays] = {}
 
     @cached_property
     def lines(self) -> list[str]:
@@ -137,14 +171,22 @@ class TextView:
         return self.text.splitlines(keepends=True)
 
     @cached_property
+    def _native(self) -> bool:
+        return is_native(self.vocabulary.split)
+
+    @cached_property
+    def _tokenized(self) -> tuple[list[int], Words]:
+        return tokenize(self.vocabulary.split, self.text)
+
+    @cached_property
     def _pieces(self) -> tuple[list[int], Ints]:
         pieces = [line.split() for line in self.lines]
         return list(map(len, pieces)), self.vocabulary.numbers(list(chain.from_iterable(pieces)))
 
-    @property
+    @cached_property
     def counts(self) -> list[int]:
         """Number of whitespace-separated pieces on each line."""
-        return self._pieces[0]
+        return self._tokenized[0] if self._native else self._pieces[0]
 
     @property
     def numbers(self) -> Ints:
@@ -154,30 +196,49 @@ class TextView:
     @cached_property
     def words(self) -> Words:
         """The tokens of the text by the language's tokenizer."""
-        return self.vocabulary.words(self.numbers)
+        return self._tokenized[1] if self._native else self.vocabulary.words(self.numbers)
 
     @cached_property
     def lowered(self) -> str:
         """The text in lower case."""
         return self.text.lower()
 
-    def read(self, reader: Reader) -> list[npt.NDArray[Any]]:
-        """Return the arrays of word properties that `reader`, such as `read_pieces`, computes for the text."""
+    @property
+    def keys(self) -> Codes | None:
+        """The keys of the normalized words; None if the native module computes them where they are used."""
+        return None if self._native else self.vocabulary.keys(self.numbers)
+
+    def read(self, reader: Reader) -> Arrays:
+        """Return the arrays that `reader`, such as `read_pieces`, computes for the text.
+
+        The first array has the number of words in each piece, and the others have the properties of the words.
+        """
         arrays = self._read.get(reader)
         if arrays is None:
-            arrays = self._read[reader] = self.vocabulary.look_up(reader, self.numbers)[1]
+            arrays = read_natively(reader, self.text)
+            if arrays is None:
+                counts, columns = self.vocabulary.look_up(reader, self.numbers)
+                arrays = counts, *columns
+            self._read[reader] = arrays
         return arrays
 
     def only(self, lines: Sequence[int], text: str) -> Self:
         """Return a view of `text`, which must consist of the lines with these indices."""
         rest = type(self)(text, self.vocabulary)
         counts = [self.counts[line] for line in lines]
-        if sum(counts) == len(self.numbers):
-            rest.__dict__ |= {"_pieces": (counts, self.numbers), "words": self.words}
+        rest.__dict__["counts"] = counts
+        if sum(counts) == sum(self.counts):
+            rest.__dict__["words"] = self.words
+            if not self._native:
+                rest.__dict__["_pieces"] = counts, self.numbers
             return rest
         keep = np.zeros(len(self.counts), bool)
         keep[lines] = True
-        rest.__dict__["_pieces"] = counts, self.numbers[np.repeat(keep, self.counts)]
+        pieces = np.repeat(keep, self.counts)
+        if self._native:
+            rest.__dict__["words"] = self.words.of_pieces(pieces)
+        else:
+            rest.__dict__["_pieces"] = counts, self.numbers[pieces]
         return rest
 
 
@@ -206,6 +267,15 @@ class RecurringNgrams:
 
 def recurring_ngrams(codes: Codes) -> Iterator[RecurringNgrams]:
     """Yield the recurring n-grams of a text for each n of SIZES. `codes` has the codes of the text's words."""
+    if native.module is not None:
+        for n, (places, most, firsts) in zip(SIZES, native.module.recurring_ngrams(codes)):
+            yield RecurringNgrams(n, np.frombuffer(places, np.int64), most, np.frombuffer(firsts, np.int64))
+    else:
+        yield from _ranked_ngrams(codes)
+
+
+def _ranked_ngrams(codes: Codes) -> Iterator[RecurringNgrams]:
+    """Yield the same as `recurring_ngrams`, by sorting."""
     places, grams = np.arange(len(codes)), codes
     for n in SIZES:
         inside = places <= len(codes) - n

@@ -8,10 +8,9 @@ between letters. Other languages use the same rules without English forms.
 import re
 import string
 import unicodedata
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cache
 from itertools import product
-
-from pipeline.text.words import words_of_run
 
 Tokens = tuple[str, ...]
 
@@ -46,13 +45,23 @@ UNSPACED = (
 UNSPACED_LANGUAGES = frozenset(("bo", "ja", "km", "lo", "my", "th", "wuu", "yue", "zh"))
 """The languages that use these scripts, as the fastText model lid.176 names them."""
 
-_HEADS = frozenset("§%=—–" + MARKS + QUOTES + CURRENCY + ICONS + FACES)
-_TAILS = frozenset("—–" + MARKS + QUOTES + ICONS + FACES)
-_STOPS = frozenset("%²+-|" + MARKS + QUOTES + string.digits + string.ascii_lowercase)
+HEADS = frozenset("§%=—–" + MARKS + QUOTES + CURRENCY + ICONS + FACES)
+TAILS = frozenset("—–" + MARKS + QUOTES + ICONS + FACES)
+STOPS = frozenset("%²+-|" + MARKS + QUOTES + string.digits + string.ascii_lowercase)
 _LOWER = re.compile(f"[{LOWER}]")
 _UPPER = re.compile(f"[{UPPER}]")
 _MEASURE = re.compile(rf"[0-9]({'|'.join(map(re.escape, UNITS.split()))}|(?:US|C|A)\$|[+{re.escape(CURRENCY)}])\Z")
-_MEASURE_ENDS = frozenset("".join(UNITS.split()) + CURRENCY + "+")
+MEASURE_ENDS = frozenset("".join(UNITS.split()) + CURRENCY + "+")
+
+
+def case_of(char: str) -> tuple[bool, bool]:
+    """Return whether the rules take a character for lower case and for upper case; uncased letters are both."""
+    return _LOWER.match(char) is not None, _UPPER.match(char) is not None
+
+
+def is_unspaced(char: str) -> bool:
+    """Return True if a character is of a script without spaces between words."""
+    return _UNSPACED.match(char) is not None
 
 
 def _infixes(lower: str, upper: str, quotes: str, icon: str) -> re.Pattern[str]:
@@ -76,6 +85,7 @@ _ADDRESS = re.compile(
 )
 _MAX_ADDRESS = 2_000  # [characters] longer strings are not matched, so that time is linear in their length
 _PLAIN_AND_MARK = re.compile(r"([A-Za-z]*[a-z])([,.;:!?)”\"])")
+_UNSPACED = re.compile(f"[{UNSPACED}]")
 _RUNS = re.compile(rf"([{UNSPACED}]+)|[^{UNSPACED}]+")
 
 
@@ -147,7 +157,7 @@ def _english_forms() -> dict[str, Tokens]:
 def _head(text: str, low: int, high: int) -> int:
     """Return the length of the token to remove from the start of text[low:high], such as a bracket; 0 if none."""
     first = text[low]
-    if first in _HEADS:
+    if first in HEADS:
         return 1
     if first == "." and text.startswith("..", low, high):
         end = low + 2
@@ -164,7 +174,7 @@ def _head(text: str, low: int, high: int) -> int:
 def _tail(text: str, low: int, high: int) -> int:
     """Return the length of the token to remove from the end of text[low:high], such as a comma or unit; 0 if none."""
     last, before = text[high - 1], text[high - 2] if high - 2 >= low else ""
-    if last in _TAILS:
+    if last in TAILS:
         return 2 if last == before == "…" else 1
     if last == ".":
         if before == ".":
@@ -172,13 +182,13 @@ def _tail(text: str, low: int, high: int) -> int:
             while start > low and text[start - 1] == ".":
                 start -= 1
             return high - start
-        if before in _STOPS or _LOWER.match(before):
+        if before in STOPS or _LOWER.match(before):
             return 1
         earlier = text[high - 3] if high - 3 >= low else ""
         return 1 if _UPPER.match(before) and (earlier == "°" or _UPPER.match(earlier)) else 0
     if last in "sS" and before and before in "'’":
         return 2
-    if last in _MEASURE_ENDS:
+    if last in MEASURE_ENDS:
         measure = _MEASURE.search(text, max(low, high - 5), high)
         return len(measure[1]) if measure else 0
     return 0
@@ -265,23 +275,23 @@ def _join(tokens: list[str], joinable: Mapping[Tokens, Tokens], firsts: frozense
     return joined
 
 
-_FORMS = _english_forms()
-_LONGEST = max(map(len, _FORMS))
-_JOINABLE = _joinable(_FORMS, _LONGEST)
-_FIRSTS = frozenset(parts[0] for parts in _JOINABLE)
-_WIDEST = max(map(len, _JOINABLE))
+FORMS = _english_forms()
+_LONGEST = max(map(len, FORMS))
+JOINABLE = _joinable(FORMS, _LONGEST)
+_FIRSTS = frozenset(parts[0] for parts in JOINABLE)
+_WIDEST = max(map(len, JOINABLE))
 
 
 def split_english(piece: str) -> Sequence[str]:
     """Return the English tokens of a piece, a string without whitespace."""
-    if piece in _FORMS:
-        return _FORMS[piece]
+    if piece in FORMS:
+        return FORMS[piece]
     if piece.isalpha():
         return (piece,)
     plain = _PLAIN_AND_MARK.fullmatch(piece)
-    if plain and plain[1] not in _FORMS:
+    if plain and plain[1] not in FORMS:
         return plain.groups()
-    return _join(_peel(piece, _FORMS, _LONGEST), _JOINABLE, _FIRSTS)
+    return _join(_peel(piece, FORMS, _LONGEST), JOINABLE, _FIRSTS)
 
 
 def _split(piece: str, words: Callable[[str], Sequence[str]]) -> Sequence[str]:
@@ -299,6 +309,31 @@ def split_neutral(piece: str) -> Sequence[str]:
     English contractions are not recognized. In scripts without spaces between words, each character is a token.
     """
     return _split(piece, list)
+
+
+# Words in scripts without spaces, by ICU's dictionaries of Chinese, Japanese, Thai, Lao, Khmer and Burmese. ICU selects
+# the dictionary by the script of the text, not by the locale. There is none for Tibetan, which is split into syllables:
+# its spelling marks their ends.
+
+LOCALE = "und"
+MAX_RUN = 4_096
+"""Maximum length of text that is passed to ICU at once [code points], because ICU's tables grow with it."""
+
+
+@cache
+def _word_breaker() -> Callable[[str, str], Iterable[str]]:
+    from icu4py.breakers import WordBreaker
+
+    return WordBreaker
+
+
+def words_of_run(run: str) -> list[str]:
+    """Return the words of a text in a script without spaces, in order; joined, they equal the text."""
+    breaker = _word_breaker()
+    words: list[str] = []
+    for start in range(0, len(run), MAX_RUN):
+        words.extend(breaker(run[start : start + MAX_RUN], LOCALE))
+    return words
 
 
 def split_unspaced(piece: str) -> Sequence[str]:

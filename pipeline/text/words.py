@@ -10,7 +10,7 @@ import string
 import unicodedata
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import cache, lru_cache
+from functools import lru_cache
 from hashlib import blake2s
 from itertools import chain
 from typing import Any
@@ -57,7 +57,9 @@ WORD, ALPHABETIC, ENDS_SENTENCE, MARK = 1, 2, 4, 8
 """Bits of a token's flags: is more than punctuation, contains a letter, ends a sentence, is other punctuation."""
 
 _SYMBOLS = re.compile(f"[{re.escape(PUNCTUATION + ''.join(sorted(SENTENCE_ENDS)))}]*")
-_NUMBER = re.compile(r"\d+(?:[.,\u066b\u060c\u2396-\u2398]\d+)?")
+DIGIT_SEPARATORS = ".,\u066b\u060c\u2396\u2397\u2398"
+"""Characters that may join the digits on both sides to one number."""
+_NUMBER = re.compile(rf"\d+(?:[{DIGIT_SEPARATORS}]\d+)?")
 _FOREIGN_DIGIT = re.compile(r"[^\D0-9]")
 _ASCII_WORDS = re.compile(r"[a-z0-9]+")
 _TO_SPACE = dict.fromkeys(map(ord, PUNCTUATION), " ")
@@ -87,10 +89,14 @@ def normal_words(text: str, keep_numbers: bool = False) -> list[str]:
     text = text.lower()
     if text.isascii():  # where everything but letters and digits is punctuation or space
         return [text] if text.isalpha() else _ASCII_WORDS.findall(text if keep_numbers else _NUMBER.sub("0", text))
+    return normal_text(text, keep_numbers).split()
+
+
+def normal_text(text: str, keep_numbers: bool) -> str:
+    """Return the normal words of a lower-case text, with whitespace between them; see `normal_words`."""
     text = _FOREIGN_DIGIT.sub(_ascii_digit, text) if keep_numbers else _NUMBER.sub("0", text)
     text = text.translate(_TO_SPACE)
-    text = "".join(char for char in normalize("NFD", text) if unicodedata.category(char) != "Mn")
-    return text.split()
+    return "".join(char for char in normalize("NFD", text) if unicodedata.category(char) != "Mn")
 
 
 def _ascii_digit(match: re.Match[str]) -> str:
@@ -205,6 +211,11 @@ class Words:
     counts: Ints
     """Number of tokens of each whitespace-separated piece of the text."""
 
+    def of_pieces(self, keep: npt.NDArray[np.bool_]) -> "Words":
+        """Return the tokens of those pieces for which `keep` is true."""
+        tokens = np.repeat(keep, self.counts)
+        return Words(self.lengths[tokens], self.flags[tokens], self.codes[tokens], self.counts[keep])
+
 
 Reader = Callable[[Sequence[str]], tuple[npt.NDArray[Any], ...]]
 """Function from pieces to arrays: the number of words of each piece, then properties of these words, piece after piece.
@@ -244,6 +255,7 @@ class Vocabulary:
     """A cache of the words in pieces of text and of their properties; results do not depend on what is cached."""
 
     def __init__(self, split: Callable[[str], Sequence[str]], capacity: int = CAPACITY):
+        self.split = split
         self._tokens = words_of(split, token_flags)
         self._capacity = capacity
         self._forget()
@@ -292,31 +304,6 @@ class Vocabulary:
     def keys(self, numbers: Ints, keep_numbers: bool = False) -> Codes:
         """Return the key of each normalized word of pieces, given their indices; see `normal_words`."""
         return self.look_up(read_number_keys if keep_numbers else read_keys, numbers)[1][0]
-
-
-# Words in scripts without spaces, by ICU's dictionaries of Chinese, Japanese, Thai, Lao, Khmer and Burmese. ICU selects
-# the dictionary by the script of the text, not by the locale. There is none for Tibetan, which is split into syllables:
-# its spelling marks their ends.
-
-LOCALE = "und"
-MAX_RUN = 4_096
-"""Maximum length of text that is passed to ICU at once [code points], because ICU's tables grow with it."""
-
-
-@cache
-def _word_breaker() -> Callable[[str, str], Iterable[str]]:
-    from icu4py.breakers import WordBreaker
-
-    return WordBreaker
-
-
-def words_of_run(run: str) -> list[str]:
-    """Return the words of a text in a script without spaces, in order; joined, they equal the text."""
-    breaker = _word_breaker()
-    words: list[str] = []
-    for start in range(0, len(run), MAX_RUN):
-        words.extend(breaker(run[start : start + MAX_RUN], LOCALE))
-    return words
 
 
 # Unicode word segmentation (UAX #29, Unicode 16): the words that start with a letter or digit.
@@ -385,6 +372,13 @@ def _exceptions() -> _Classes:
 
 
 _CLASSES = _exceptions()
+
+
+def is_letter_of_words(code: int) -> bool:
+    """Return True if a character is of the class L: no boundary is between two of these, or between one and a digit."""
+    return _CLASSES[code] == "L"
+
+
 _JOINS = re.compile(
     r"(?<=[LH])(?=[LHN]|[:.'][LH])|(?<=[LH][:.'])(?=[LH])|(?<=H)(?='|\"H)|(?<=H\")(?=H)"
     r"|(?<=N)(?=[NLH]|[,.']N)|(?<=N[,.'])(?=N)|(?<=K)(?=K)|(?<=[LHNKE])(?=E)|(?<=E)(?=[LHNK])"

@@ -5,6 +5,8 @@ import json
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from pipeline.engine.rules import evaluate_row
@@ -23,7 +25,9 @@ from pipeline.toxicity import (
     words_of,
 )
 from schemas.errors import ConfigError
+from tests.support.native import needs_native, python_only, tricky_texts
 
+pytestmark = pytest.mark.usefixtures("implementation")
 LIST = WordList(["damn", "bloody hell", "hell", "half-wit", "s&m", "Scheiße", "🖕", "देखो"])
 
 
@@ -48,6 +52,27 @@ LIST = WordList(["damn", "bloody hell", "hell", "half-wit", "s&m", "Scheiße", "
 )
 def test_words_are_whole_and_without_case(text: str, occurrences: int, covered: int, words: int) -> None:
     assert LIST.count(text) == (occurrences, covered / words)
+
+
+@needs_native
+@settings(max_examples=300)
+@given(
+    st.lists(st.sampled_from(("damn", "Hell", "bloody ", "SCHEISSE", "\ud800", "-", "İ", "ǰ")) | tricky_texts).map(
+        "".join
+    )
+)
+def test_the_screen_hides_no_word(text: str) -> None:
+    result = LIST.count(text)
+    with python_only():
+        assert LIST.count(text) == result
+
+
+@needs_native
+def test_the_screen_parts_words_at_every_character_that_does() -> None:
+    for code in range(0x20000):
+        text = f"x{chr(code)}damn".casefold()
+        if not LIST._screen.may_have(text):
+            assert b"damn" not in words_of(text)
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,7 @@ from pipeline.minhash.shingles import _as_ascii, _KnownWords, shingle_units, tex
 from pipeline.minhash.stage import SignatureConfig, signature
 from pipeline.text.words import normal_words, word_keys
 
+pytestmark = pytest.mark.usefixtures("implementation")
 LETTERS = "aAbZ\u00e9\u00f6\u00df’“–—\u00a0 \n\t0123.,-'=≠\u0301١٫،１．İΣσςK½²\u200b\ud800_#ñ中한"
 PADDING = " plain words of ascii so that most of the text is ascii, and some more of them for good measure" * 3
 

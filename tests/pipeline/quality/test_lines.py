@@ -19,6 +19,7 @@ from pipeline.text.words import Vocabulary
 from schemas.signals import LINE_SIGNALS
 from tests.pipeline.quality.test_rules import TEXT
 
+pytestmark = pytest.mark.usefixtures("implementation")
 VOCABULARY = Vocabulary(split_english)
 CUT = QualityMeasures(frozenset(("refinedweb", "lines")), frozenset(("refinedweb",)))
 KNOWN = {

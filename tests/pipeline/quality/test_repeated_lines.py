@@ -13,6 +13,7 @@ from pipeline.text.spacy_tokens import split_english
 from pipeline.text.spans import complement, without
 from pipeline.text.words import Vocabulary
 
+pytestmark = pytest.mark.usefixtures("implementation")
 VOCABULARY = Vocabulary(split_english)
 LINES = QualityMeasures(frozenset(("lines",)), frozenset(), cut_repeated_lines=True)
 OFFER = "Book before the end of December to travel in the spring."  # 56 code points

@@ -20,6 +20,7 @@ from pipeline.quality.stage import checks, make
 from schemas.signals import FAMILIES, REDPAJAMA_COLUMNS
 from schemas.tables import TABLES
 
+pytestmark = pytest.mark.usefixtures("implementation")
 TEXT = (
     "Menu\n\n* The cat's toy, e.g. No. 3.5, cost 1,250 at John's #1 shop…\n"
     "• the cat's toy cost more than the other toy - JavaScript { it's fine }\n"
@@ -117,7 +118,7 @@ def test_our_own_signals(name: str, row: dict[str, Any]) -> None:
 
 
 @pytest.fixture(scope="module")
-def row() -> dict[str, Any]:
+def row(implementation: str) -> dict[str, Any]:
     """TEXT measured."""
     return measured(TEXT)
 

@@ -24,6 +24,7 @@ from pipeline.quality.stage import QualityMeasures, Vocabularies, measure
 from pipeline.text.spacy_tokens import split_english
 from pipeline.text.words import Vocabulary
 
+pytestmark = pytest.mark.usefixtures("implementation")
 VOCABULARY = Vocabulary(split_english)
 
 

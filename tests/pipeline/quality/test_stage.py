@@ -28,6 +28,7 @@ from pipeline.quality.stage import QUALITY, checks, make
 from schemas.errors import ConfigError
 from schemas.signals import FAMILIES, SIGNALS
 from schemas.tables import DOCUMENTS
+from tests.support.native import python_only
 
 WORDS = [a + b + c for a in "bcdfghjklm" for b in ("an", "el", "in", "or", "ut") for c in "dgkmnprs"]
 """400 distinct words of four letters."""
@@ -71,6 +72,7 @@ def stored(row: dict[str, Any]) -> dict[str, Any]:
     return dict(pa.RecordBatch.from_pylist([{name: row[name] for name in names}], schema=schema).to_pylist()[0])
 
 
+@pytest.mark.usefixtures("implementation")
 def test_a_plain_page_is_kept() -> None:
     row, drop = run(PAGE)
     assert drop is None
@@ -79,7 +81,9 @@ def test_a_plain_page_is_kept() -> None:
     assert row["gopher_stop_words"] == 5
     assert row["c4_num_sentences"] == 10
     assert row["fineweb_terminal_lines"] == 1.0
-    assert len(row["_words"]) == 120
+    with python_only():
+        row, _ = run(PAGE)
+    assert len(row["_words"]) == 120  # The native module computes them from the text where they are used.
 
 
 EVERY_RULE = [

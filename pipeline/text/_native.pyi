@@ -1,0 +1,98 @@
+"""The native module: functions of whole texts that return arrays as bytes of 64-bit numbers or 8-bit flags.
+
+`properties` is a function from a code point to bits of the constants below; see `native_words.properties_of`.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+
+SOURCES: str
+ENGLISH: int
+NEUTRAL: int
+UNSPACED_WORDS: int
+SPACE: int
+BREAK: int
+ALPHA: int
+ALNUM: int
+NUMERIC: int
+SENTENCE_END: int
+SYMBOL: int
+PUNCTUATION: int
+UNSPACED: int
+HEAD: int
+TAIL: int
+STOP: int
+LOWER: int
+UPPER: int
+MEASURE_END: int
+UPPERCASE: int
+OTHER_CASE: int
+LOWERED: int
+DECOMPOSED: int
+JOINED: int
+
+class Tokenizer:
+    """A tokenizer of `pipeline.text.spacy_tokens`; `dialect` is ENGLISH, NEUTRAL or UNSPACED_WORDS."""
+
+    def __init__(
+        self,
+        dialect: int,
+        properties: Callable[[int], int],
+        split: Callable[[str], Sequence[str]],
+        forms: Mapping[str, Sequence[str]],
+        joinable: Mapping[Sequence[str], Sequence[str]],
+    ) -> None: ...
+    def words(self, text: str) -> tuple[bytes, bytes, bytes, bytes, bytes]:
+        """Return the pieces of each line, the tokens of each piece, and length, flags and code of each token."""
+    def cached(self) -> int:
+        """Return the number of pieces for which the answer of `split` is cached."""
+
+class Pieces:
+    """The words of the other dialects, with their number in each piece, their lengths, flags and codes."""
+
+    def __init__(
+        self,
+        properties: Callable[[int], int],
+        normal_piece: Callable[[str], str],
+        unicode_words: Callable[[str], Sequence[str]],
+    ) -> None: ...
+    def plain(self, text: str) -> tuple[bytes, bytes, bytes, bytes, bytes]:
+        """Return what `read_pieces` returns for the pieces of a text."""
+    def normal(self, text: str) -> tuple[bytes, bytes, bytes, bytes, bytes]:
+        """Return what `read_normal_pieces` returns for the pieces of a text."""
+    def raw(self, text: str) -> tuple[bytes, bytes, bytes, bytes]:
+        """Return what `read_raw_words` returns for the pieces of a text."""
+    def unicode(self, text: str) -> tuple[bytes, bytes, bytes, bytes]:
+        """Return what `read_unicode_words` returns for the pieces of a text."""
+    def may_repeat(self, text: str, least: int) -> bool:
+        """Return False only if no two lines of at least `least` code points are equal, with single spaces."""
+
+class Normal:
+    """The normal words of `normal_words`; `zero` is True if every number counts as 0."""
+
+    def __init__(
+        self,
+        properties: Callable[[int], int],
+        expand: Callable[[int], tuple[str | None, bool, bool]],
+        words: Callable[[str], Sequence[str]],
+        zero: bool,
+    ) -> None: ...
+    def keys(self, text: str) -> bytes:
+        """Return the key of each word of a text."""
+    def points(self, text: str) -> bytes:
+        """Return the code points of the words of a text, each as 64 bits."""
+
+class WordSet:
+    """A set of words of `pipeline.toxicity.words_of`."""
+
+    def __new__(cls, words: Sequence[str]) -> WordSet: ...
+    def may_have(self, text: str) -> bool:
+        """Return False only if a casefolded text has none of the words."""
+
+def gopher_ngrams(codes: object, lengths: object) -> tuple[int, ...]:
+    """Return the characters of the most frequent 2-, 3- and 4-grams, then of repeated 5- to 10-grams."""
+
+def recurring_ngrams(codes: object) -> list[tuple[bytes, int, bytes]]:
+    """Return places, most and firsts, as in `RecurringNgrams`, of the recurring n-grams for n = 2 to 10."""
+
+def blake2s(data: bytes, size: int) -> bytes:
+    """Return the BLAKE2s digest of `size` bytes, 1 to 32."""

@@ -1,0 +1,321 @@
+// The module `pipeline.text._native`: the words of a text and their properties, the keys of its normal words, and the
+// recurring n-grams, each with one call for a text. `pipeline/text/_native.pyi` documents the functions for Python.
+//
+// Arrays are returned as bytes of native 64-bit numbers, which NumPy reads without a copy. Every answer equals that of
+// the functions in Python, which remain for machines without a compiler; tests compare them.
+
+#include "characters.h"
+
+#include <new>
+#include <utility>
+
+#include "blake2s.h"
+#include "ngrams.h"
+#include "normal.h"
+#include "pieces.h"
+#include "tokens.h"
+#include "word_set.h"
+
+namespace {
+
+// A Python object that holds a C++ one.
+template <class Value>
+struct Holder {
+    PyObject_HEAD
+    Value* value;
+};
+
+template <class Value>
+void release(PyObject* self) {
+    PyTypeObject* type = Py_TYPE(self);
+    delete reinterpret_cast<Holder<Value>*>(self)->value;
+    type->tp_free(self);
+    Py_DECREF(type);
+}
+
+template <class Value>
+Value& held(PyObject* self) { return *reinterpret_cast<Holder<Value>*>(self)->value; }
+
+// Creates the object, whose C++ object `create` returns; it is created first, since it may raise.
+template <class Value, class Create>
+PyObject* hold(PyTypeObject* type, Create create) {
+    return guarded([&]() -> PyObject* {
+        std::unique_ptr<Value> value(create());
+        PyObject* self = type->tp_alloc(type, 0);
+        if (!self) return nullptr;
+        reinterpret_cast<Holder<Value>*>(self)->value = value.release();
+        return self;
+    });
+}
+
+bool is_text(PyObject* text, const char* where) {
+    if (PyUnicode_Check(text)) return true;
+    PyErr_Format(PyExc_TypeError, "%s: expected str, got %s. Pass a text.", where, Py_TYPE(text)->tp_name);
+    return false;
+}
+
+// Returns a tuple of bytes objects; steals the references, of which any may be null.
+template <class... Parts>
+PyObject* tuple(Parts... parts) {
+    const Py_ssize_t size = sizeof...(parts);
+    PyObject* all[] = {parts...};
+    PyObject* out = PyTuple_New(size);
+    bool complete = out != nullptr;
+    for (PyObject* part : all) complete = complete && part;
+    for (Py_ssize_t at = 0; at < size; ++at) {
+        if (complete) {
+            PyTuple_SET_ITEM(out, at, all[at]);
+        } else {
+            Py_XDECREF(all[at]);
+        }
+    }
+    if (!complete) Py_CLEAR(out);
+    return out;
+}
+
+// Tokenizer.
+
+PyObject* new_tokenizer(PyTypeObject* type, PyObject* arguments, PyObject* names) {
+    const char* keywords[] = {"dialect", "properties", "split", "forms", "joinable", nullptr};
+    int dialect;
+    PyObject *properties, *split, *forms, *joinable;
+    if (!PyArg_ParseTupleAndKeywords(arguments, names, "iOOO!O!", const_cast<char**>(keywords), &dialect, &properties,
+                                     &split, &PyDict_Type, &forms, &PyDict_Type, &joinable))
+        return nullptr;
+    if (dialect < 0 || dialect > 2)
+        return PyErr_Format(PyExc_ValueError, "dialect: expected 0, 1 or 2, got %d. Pass a constant of the module.", dialect);
+    return hold<Tokenizer>(
+        type, [&] { return new Tokenizer(static_cast<Dialect>(dialect), properties, split, forms, joinable); });
+}
+
+PyObject* words(PyObject* self, PyObject* text) {
+    if (!is_text(text, "words")) return nullptr;
+    return guarded([&] {
+        const Columns out = held<Tokenizer>(self).words(text);
+        return tuple(as_bytes(out.lines), as_bytes(out.counts), as_bytes(out.lengths), as_bytes(out.flags),
+                     as_bytes(out.codes));
+    });
+}
+
+PyObject* cached(PyObject* self, PyObject*) { return PyLong_FromSize_t(held<Tokenizer>(self).cached()); }
+
+// Pieces.
+
+PyObject* new_pieces(PyTypeObject* type, PyObject* arguments, PyObject* names) {
+    const char* keywords[] = {"properties", "normal_piece", "unicode_words", nullptr};
+    PyObject *properties, *normal_piece, *unicode_words;
+    if (!PyArg_ParseTupleAndKeywords(arguments, names, "OOO", const_cast<char**>(keywords), &properties, &normal_piece,
+                                     &unicode_words))
+        return nullptr;
+    return hold<Pieces>(type, [&] { return new Pieces(properties, normal_piece, unicode_words); });
+}
+
+PyObject* plain(PyObject* self, PyObject* text) {
+    if (!is_text(text, "plain")) return nullptr;
+    return guarded([&] {
+        std::vector<uint64_t> lowered;
+        const Columns out = held<Pieces>(self).plain(text, lowered);
+        return tuple(as_bytes(out.counts), as_bytes(out.lengths), as_bytes(out.flags), as_bytes(out.codes),
+                     as_bytes(lowered));
+    });
+}
+
+PyObject* normal(PyObject* self, PyObject* text) {
+    if (!is_text(text, "normal")) return nullptr;
+    return guarded([&] {
+        std::vector<int64_t> numeric;
+        const Columns out = held<Pieces>(self).normal(text, numeric);
+        return tuple(as_bytes(out.counts), as_bytes(out.lengths), as_bytes(out.flags), as_bytes(out.codes),
+                     as_bytes(numeric));
+    });
+}
+
+template <Columns (Pieces::*read)(PyObject*)>
+PyObject* columns(PyObject* self, PyObject* text) {
+    if (!is_text(text, "pieces")) return nullptr;
+    return guarded([&] {
+        const Columns out = (held<Pieces>(self).*read)(text);
+        return tuple(as_bytes(out.counts), as_bytes(out.lengths), as_bytes(out.flags), as_bytes(out.codes));
+    });
+}
+
+PyObject* may_repeat(PyObject* self, PyObject* arguments) {
+    PyObject* text;
+    long long least;
+    if (!PyArg_ParseTuple(arguments, "UL", &text, &least)) return nullptr;
+    return guarded([&] { return PyBool_FromLong(held<Pieces>(self).may_repeat(text, least)); });
+}
+
+// Normal words.
+
+PyObject* new_normal(PyTypeObject* type, PyObject* arguments, PyObject* names) {
+    const char* keywords[] = {"properties", "expand", "words", "zero", nullptr};
+    PyObject *properties, *expand, *words;
+    int zero;
+    if (!PyArg_ParseTupleAndKeywords(arguments, names, "OOOp", const_cast<char**>(keywords), &properties, &expand, &words,
+                                     &zero))
+        return nullptr;
+    return hold<Normal>(type, [&] { return new Normal(properties, expand, words, zero != 0); });
+}
+
+template <std::vector<uint64_t> (Normal::*read)(PyObject*)>
+PyObject* numbers(PyObject* self, PyObject* text) {
+    if (!is_text(text, "normal words")) return nullptr;
+    return guarded([&] { return as_bytes((held<Normal>(self).*read)(text)); });
+}
+
+// Sets of words.
+
+PyObject* new_word_set(PyTypeObject* type, PyObject* arguments, PyObject*) {
+    PyObject* words;
+    if (!PyArg_ParseTuple(arguments, "O", &words)) return nullptr;
+    return hold<WordSet>(type, [&] { return new WordSet(words); });
+}
+
+PyObject* may_have(PyObject* self, PyObject* text) {
+    if (!is_text(text, "word set")) return nullptr;
+    return guarded([&] { return PyBool_FromLong(held<WordSet>(self).may_have(text)); });
+}
+
+// Functions of arrays.
+
+// A view of the bytes of an array, given up at the end of its scope.
+class View {
+public:
+    explicit View(PyObject* object) {
+        if (PyObject_GetBuffer(object, &buffer_, PyBUF_SIMPLE) < 0) throw PythonError();
+    }
+    ~View() { PyBuffer_Release(&buffer_); }
+    View(const View&) = delete;
+    View& operator=(const View&) = delete;
+    template <class Item>
+    const Item* items() const { return static_cast<const Item*>(buffer_.buf); }
+    size_t bytes() const { return static_cast<size_t>(buffer_.len); }
+
+private:
+    Py_buffer buffer_;
+};
+
+// The slots of a hash table have 32-bit places.
+bool fits(size_t bytes) {
+    if (bytes % 8 == 0 && bytes / 8 < UINT32_MAX) return true;
+    PyErr_SetString(PyExc_ValueError, "n-grams: expected less than 2^32 64-bit numbers, got other bytes. Pass one array.");
+    return false;
+}
+
+PyObject* gopher_ngrams(PyObject*, PyObject* arguments) {
+    PyObject *codes, *lengths;
+    if (!PyArg_ParseTuple(arguments, "OO", &codes, &lengths)) return nullptr;
+    return guarded([&]() -> PyObject* {
+        const View code(codes), length(lengths);
+        if (!fits(code.bytes())) return nullptr;
+        if (code.bytes() != length.bytes())
+            return PyErr_Format(PyExc_ValueError, "n-grams: expected as many lengths as codes. Pass arrays of one text.");
+        const auto out = ngrams::gopher(code.items<uint64_t>(), length.items<int64_t>(), code.bytes() / 8);
+        PyObject* numbers = PyTuple_New(static_cast<Py_ssize_t>(out.size()));
+        for (size_t at = 0; numbers && at < out.size(); ++at) {
+            PyObject* number = PyLong_FromLongLong(out[at]);
+            if (!number) {
+                Py_CLEAR(numbers);
+            } else {
+                PyTuple_SET_ITEM(numbers, static_cast<Py_ssize_t>(at), number);
+            }
+        }
+        return numbers;
+    });
+}
+
+PyObject* recurring_ngrams(PyObject*, PyObject* codes) {
+    return guarded([&]() -> PyObject* {
+        const View code(codes);
+        if (!fits(code.bytes())) return nullptr;
+        ngrams::Growing growing(code.items<uint64_t>(), code.bytes() / 8);
+        Owned out(PyList_New(0));
+        for (int n = 2; n <= 10; ++n) {
+            const auto found = growing.next();
+            Owned row(tuple(as_bytes(found.places), PyLong_FromLongLong(found.most), as_bytes(found.firsts)));
+            if (PyList_Append(out.get(), row.get()) < 0) return nullptr;
+        }
+        Py_INCREF(out.get());
+        return out.get();
+    });
+}
+
+PyObject* blake2s_digest(PyObject*, PyObject* arguments) {
+    PyObject* data;
+    Py_ssize_t size;
+    if (!PyArg_ParseTuple(arguments, "On", &data, &size)) return nullptr;
+    if (size < 1 || size > static_cast<Py_ssize_t>(blake2s::MAX_DIGEST))
+        return PyErr_Format(PyExc_ValueError, "blake2s: expected a size of 1 to 32 bytes, got %zd. Pass such a size.", size);
+    return guarded([&] {
+        const View view(data);
+        uint8_t out[blake2s::MAX_DIGEST];
+        blake2s::digest(view.items<uint8_t>(), view.bytes(), static_cast<size_t>(size), out);
+        return PyBytes_FromStringAndSize(reinterpret_cast<char*>(out), size);
+    });
+}
+
+PyMethodDef tokenizer_methods[] = {{"words", words, METH_O, "The tokens of a text."},
+                                   {"cached", cached, METH_NOARGS, "The number of cached answers."},
+                                   {nullptr, nullptr, 0, nullptr}};
+PyMethodDef pieces_methods[] = {{"plain", plain, METH_O, "Pieces as they are."},
+                                {"normal", normal, METH_O, "Pieces without punctuation."},
+                                {"raw", columns<&Pieces::raw>, METH_O, "Runs of word characters and of others."},
+                                {"unicode", columns<&Pieces::unicode>, METH_O, "Words by UAX #29."},
+                                {"may_repeat", may_repeat, METH_VARARGS, "Whether two long lines may be equal."},
+                                {nullptr, nullptr, 0, nullptr}};
+PyMethodDef normal_methods[] = {{"keys", numbers<&Normal::keys>, METH_O, "The key of each normal word."},
+                                {"points", numbers<&Normal::points>, METH_O, "The code points of normal words."},
+                                {nullptr, nullptr, 0, nullptr}};
+PyMethodDef word_set_methods[] = {{"may_have", may_have, METH_O, "Whether a text may have one of the words."},
+                                  {nullptr, nullptr, 0, nullptr}};
+PyMethodDef functions[] = {{"gopher_ngrams", gopher_ngrams, METH_VARARGS, "Gopher's counts of n-grams."},
+                           {"recurring_ngrams", recurring_ngrams, METH_O, "The n-grams that occur more than once."},
+                           {"blake2s", blake2s_digest, METH_VARARGS, "The BLAKE2s digest of a number of bytes."},
+                           {nullptr, nullptr, 0, nullptr}};
+
+template <class Value>
+int add_type(PyObject* module, const char* name, newfunc create, PyMethodDef* methods) {
+    PyType_Slot slots[] = {{Py_tp_new, reinterpret_cast<void*>(create)},
+                           {Py_tp_dealloc, reinterpret_cast<void*>(release<Value>)},
+                           {Py_tp_methods, methods},
+                           {0, nullptr}};
+    PyType_Spec spec = {name, sizeof(Holder<Value>), 0, Py_TPFLAGS_DEFAULT, slots};
+    PyObject* type = PyType_FromSpec(&spec);
+    if (!type) return -1;
+    const int added = PyModule_AddType(module, reinterpret_cast<PyTypeObject*>(type));
+    Py_DECREF(type);
+    return added;
+}
+
+int add_constants(PyObject* module) {
+    const std::pair<const char*, long> constants[] = {
+        {"ENGLISH", 0}, {"NEUTRAL", 1}, {"UNSPACED_WORDS", 2},
+        {"SPACE", SPACE}, {"BREAK", BREAK}, {"ALPHA", ALPHA}, {"ALNUM", ALNUM}, {"NUMERIC", NUMERIC},
+        {"SENTENCE_END", SENTENCE_END}, {"SYMBOL", SYMBOL}, {"PUNCTUATION", PUNCTUATION}, {"UNSPACED", UNSPACED},
+        {"HEAD", HEAD}, {"TAIL", TAIL}, {"STOP", STOP}, {"LOWER", LOWER}, {"UPPER", UPPER},
+        {"MEASURE_END", MEASURE_END}, {"UPPERCASE", UPPERCASE}, {"OTHER_CASE", OTHER_CASE}, {"LOWERED", LOWERED},
+        {"DECOMPOSED", DECOMPOSED}, {"JOINED", JOINED}};
+    for (const auto& [name, value] : constants)
+        if (PyModule_AddIntConstant(module, name, value) < 0) return -1;
+    return PyModule_AddStringConstant(module, "SOURCES", SOURCES);
+}
+
+PyModuleDef definition = {PyModuleDef_HEAD_INIT, "pipeline.text._native", nullptr, -1, functions,
+                          nullptr, nullptr, nullptr, nullptr};
+
+}  // namespace
+
+PyMODINIT_FUNC PyInit__native() {
+    PyObject* module = PyModule_Create(&definition);
+    if (!module) return nullptr;
+    if (add_type<Tokenizer>(module, "pipeline.text._native.Tokenizer", new_tokenizer, tokenizer_methods) < 0 ||
+        add_type<Pieces>(module, "pipeline.text._native.Pieces", new_pieces, pieces_methods) < 0 ||
+        add_type<WordSet>(module, "pipeline.text._native.WordSet", new_word_set, word_set_methods) < 0 ||
+        add_type<Normal>(module, "pipeline.text._native.Normal", new_normal, normal_methods) < 0 ||
+        add_constants(module) < 0) {
+        Py_DECREF(module);
+        return nullptr;
+    }
+    return module;
+}
