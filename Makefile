@@ -15,6 +15,7 @@ PYTHON2 ?=
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
+NATIVE := $(VENV)/.native
 LOCKED := $(BIN)/pip install --quiet --require-hashes --no-deps --no-build-isolation
 TOOLS := .venv-lock
 HEAVY := spark or dist or slow or browser or gpu
@@ -27,7 +28,7 @@ QUICK := tests/rules tests/schemas tests/pipeline/engine tests/jobs/test_cli.py 
 help: ## list the verbs
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-setup: requirements $(INSTALLED) ## check the machine, then install everything, pinned, into .venv
+setup: requirements $(INSTALLED) $(NATIVE) ## check the machine, then install everything, pinned, into .venv
 
 demo: setup ## a demo crawl, every stage, a small model in two processes, the report; again: resume (DEMO_PAGES=N pages)
 	$(BIN)/penstock demo-crawl demo/crawl $(if $(DEMO_PAGES),--pages $(DEMO_PAGES))
@@ -114,6 +115,10 @@ $(INSTALLED): constraints.txt locks/build.txt locks/dev.txt setup.cfg | requirem
 	$(BIN)/pip install --quiet --require-hashes --no-deps -r locks/build.txt
 	$(LOCKED) -r locks/dev.txt
 	$(BIN)/pip install --quiet -c constraints.txt torch
+	@touch $@
+
+# Installs this checkout, and builds the native module from its sources.
+$(NATIVE): $(INSTALLED) setup.py $(wildcard pipeline/text/cpp/*)
 	$(BIN)/pip install --quiet --no-deps --no-build-isolation -e .
 	@touch $@
 
@@ -148,7 +153,7 @@ java=$$("$${JAVA_HOME:+$$JAVA_HOME/bin/}java" -version 2>&1 | sed -n 's/.* versi
 
 cxx=$${CXX:-$$(python -c 'import sysconfig; print(sysconfig.get_config_var("CXX") or "c++")' || echo c++)}
 echo '#include <vector>' | $$cxx -x c++ -fsyntax-only - 2>/dev/null ||
-    lacks "a C++ compiler, for fasttext (tried: $$cxx)" g++ gcc-c++ gcc
+    lacks "a C++ compiler, for fasttext and the native module (tried: $$cxx)" g++ gcc-c++ gcc
 
 [ -z "$$lacking" ] && exit 0
 printf '%b' "Nothing was installed. This machine lacks:\n$$lacking"

@@ -12,8 +12,8 @@ from importlib.resources.abc import Traversable
 
 PACKAGES = ("pipeline", "schemas")
 """The packages that decide the bytes of a part. The function of a `[[stage]]` is in the name of the version already."""
-SUFFIXES = (".py", ".toml", ".json")
-"""Endings of the files that count: code, and the word lists and tables that it reads."""
+SUFFIXES = (".py", ".toml", ".json", ".cpp", ".h")
+"""Endings of the files that count: code, the sources of the native module, and the tables that code reads."""
 DIGITS = 16
 
 

@@ -13,6 +13,7 @@ from typing import Any
 from pydantic_core import PydanticUndefined
 
 from pipeline.report.facts import RunFacts
+from pipeline.text import native
 from schemas.config import Section
 
 PACKAGES = (
@@ -138,8 +139,11 @@ def recipe_text(shown: list[RecipeSection]) -> str:
 
 
 def package_versions() -> dict[str, str]:
-    """Return the versions of Python and of the packages that are installed where the report is written."""
-    versions = {"python": platform.python_version()}
+    """Return the versions of Python and of the packages that are installed where the report is written.
+
+    The entry `words` says whether the native module or Python computes the words of texts there: `native` or `python`.
+    """
+    versions = {"python": platform.python_version(), "words": native.implementation()}
     for name in PACKAGES:
         try:
             versions[name] = version(name)

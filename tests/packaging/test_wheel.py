@@ -4,6 +4,7 @@ import os
 import shutil
 import subprocess
 import sys
+import sysconfig
 import zipfile
 from pathlib import Path
 
@@ -12,22 +13,34 @@ import pytest
 from tests.support.paths import ROOT
 
 PACKAGES = ("schemas", "pipeline", "jobs", "train", "penstock")
-METADATA = ("setup.cfg", "pyproject.toml", "README.md", "LICENSE", "MANIFEST.in")
+METADATA = ("setup.cfg", "setup.py", "pyproject.toml", "README.md", "LICENSE", "MANIFEST.in")
+
+
+NATIVE = f"pipeline/text/_native{sysconfig.get_config_var('EXT_SUFFIX')}"
+"""The native module, which a compiler builds."""
+
+
+def build_wheel(folder: Path, **variables: str) -> Path:
+    """The wheel of a copy of the checkout, so that no product of the build is left in it."""
+    copy, out = folder / "copy", folder / "dist"
+    for package in PACKAGES:
+        shutil.copytree(ROOT / package, copy / package, ignore=shutil.ignore_patterns("__pycache__", "*.so"))
+    for name in METADATA:
+        shutil.copy(ROOT / name, copy / name)
+    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--wheel-dir", out]
+    environment = os.environ | variables
+    done = subprocess.run([*command, copy], env=environment, capture_output=True, text=True, check=False, timeout=300)
+    assert done.returncode == 0, done.stderr
+    (path,) = out.glob("penstock-*.whl")
+    return path
 
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The wheel of a copy of the checkout, so that no product of the build is left in it."""
-    copy, out = tmp_path_factory.mktemp("copy"), tmp_path_factory.mktemp("dist")
-    for package in PACKAGES:
-        shutil.copytree(ROOT / package, copy / package, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in METADATA:
-        shutil.copy(ROOT / name, copy / name)
-    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--wheel-dir", out]
-    done = subprocess.run([*command, copy], capture_output=True, text=True, check=False, timeout=300)
-    assert done.returncode == 0, done.stderr
-    (path,) = out.glob("penstock-*.whl")
-    return path
+    """The wheel that a machine with a compiler builds."""
+    if shutil.which((sysconfig.get_config_var("CXX") or "c++").split()[0]) is None:
+        pytest.skip("this machine has no C++ compiler")
+    return build_wheel(tmp_path_factory.mktemp("wheel"))
 
 
 def test_the_wheel_holds_every_file_of_the_packages(wheel: Path) -> None:
@@ -35,11 +48,39 @@ def test_the_wheel_holds_every_file_of_the_packages(wheel: Path) -> None:
         path.relative_to(ROOT).as_posix()
         for package in PACKAGES
         for path in (ROOT / package).rglob("*")
-        if path.is_file() and "__pycache__" not in path.parts
+        if path.is_file() and "__pycache__" not in path.parts and path.suffix != ".so"
     }
-    assert {"jobs/recipes/web.toml", "pipeline/report/page.html", "pipeline/wordlists/de.txt"} <= files
-    packed = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
-    assert packed == files
+    assert {"jobs/recipes/web.toml", "pipeline/report/page.html", "pipeline/text/cpp/module.cpp"} <= files
+    assert packed_files(wheel) == files | {NATIVE}
+
+
+def packed_files(wheel: Path) -> set[str]:
+    """The files of a wheel without those about it."""
+    return {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
+
+
+IMPLEMENTATION = "from pipeline.text import native; print(native.__file__, native.implementation())"
+
+
+def implementation(wheel: Path, folder: Path) -> str:
+    """What computes the words of texts where the wheel is unpacked into a folder."""
+    zipfile.ZipFile(wheel).extractall(folder)
+    command = [sys.executable, "-c", IMPLEMENTATION]
+    environment = os.environ | {"PYTHONPATH": str(folder)}
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=True)
+    file, name = done.stdout.split()
+    assert Path(file).is_relative_to(folder)
+    return name
+
+
+def test_the_wheel_has_the_native_module_of_its_sources(wheel: Path, tmp_path: Path) -> None:
+    assert implementation(wheel, tmp_path) == "native"
+
+
+def test_without_a_compiler_the_wheel_uses_python(tmp_path: Path) -> None:
+    wheel = build_wheel(tmp_path, CC="false", CXX="false")
+    assert NATIVE not in packed_files(wheel)
+    assert implementation(wheel, tmp_path / "unpacked") == "python"
 
 
 def test_each_package_is_typed(wheel: Path) -> None:

@@ -876,7 +876,7 @@ def test_make_names_all_that_lacks_and_starts_nothing(tmp_path: Path) -> None:
         "Nothing was installed. This machine lacks:",
         "- Python 3.11 or newer, venv and headers (found: none; PYTHON= names another)",
         "- Java 17 or 21 (found: 1)",
-        "- a C++ compiler, for fasttext (tried: no-such-compiler)",
+        "- a C++ compiler, for fasttext and the native module (tried: no-such-compiler)",
         "Install it, then call make again:",
         "Debian, Ubuntu:  apt-get install python3 python3-venv python3-dev openjdk-17-jre-headless g++",
         "Fedora:          dnf install python3 python3-devel java-21-openjdk-headless gcc-c++",

@@ -112,12 +112,13 @@ def test_the_digest_follows_each_source_file(tmp_path: Path) -> None:
         (tmp_path / "pipeline" / "room" / "code.pyc").write_text("not a source")
         assert digest_in(tmp_path) == before
         seen = {before}
-        for name in ("pipeline/room/code.py", "schemas/room/code.py", "pipeline/words.toml", "pipeline/table.json"):
+        names = ("room/code.py", "words.toml", "table.json", "room/module.cpp", "room/part.h")
+        for name in ("schemas/room/code.py", *(f"pipeline/{name}" for name in names)):
             (tmp_path / name).write_text("x = 2\n")
             seen.add(digest_in(tmp_path))
         (tmp_path / "pipeline" / "words.toml").rename(tmp_path / "pipeline" / "other.toml")
         seen.add(digest_in(tmp_path))
-        assert len(seen) == 6
+        assert len(seen) == 8
     finally:
         code_digest.cache_clear()
 
