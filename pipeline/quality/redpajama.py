@@ -7,7 +7,7 @@ Source: Weber et al. 2024, arXiv 2411.12372, and its code `app/src/core/quality_
 """
 
 import re
-from functools import cache
+from functools import cache, cached_property
 from typing import Any
 
 import numpy as np
@@ -161,13 +161,15 @@ class LineCounts:
         else:
             self.counts = np.fromiter((len(line.split()) for line in self.texts), np.int64, len(self.texts))
 
+    @cached_property
     def lengths(self) -> Ints:
-        """Return the length of each line without its newline [code points]."""
+        """The length of each line without its newline [code points]."""
         newlines = np.fromiter((line.endswith("\n") for line in self.texts), np.int64, len(self.texts))
         return self.edges[1:] - self.edges[:-1] - newlines
 
+    @cached_property
     def counters(self) -> npt.NDArray[np.bool_]:
-        """Return, for each line, whether it shows a counter such as `3 likes`."""
+        """Whether each line shows a counter such as `3 likes`."""
         is_counter = np.zeros(len(self.texts), bool)
         if _COUNTED.search(self.whole.lowered):
             for number in np.flatnonzero((self.digits > 0) & (self.counts > 1)).tolist():
@@ -182,7 +184,7 @@ def line_signals(lines: LineCounts) -> dict[str, Any]:
     words_at = np.concatenate(([0], np.cumsum(per_piece)))[np.concatenate(([0], np.cumsum(lines.counts)))]
     num_words = words_at[1:] - words_at[:-1]
     normal_size = np.maximum(_sums(lengths, words_at) + num_words - 1, 1)
-    sizes = np.maximum(lines.lengths(), 1)
+    sizes = np.maximum(lines.lengths, 1)
     signals = {
         "rps_lines_ending_with_terminal_punctution_mark": [line.rstrip().endswith(TERMINAL) for line in texts],
         "rps_lines_javascript_counts": _sums((flags & JAVASCRIPT) > 0, words_at),
@@ -192,7 +194,7 @@ def line_signals(lines: LineCounts) -> dict[str, Any]:
         "rps_lines_uppercase_letter_fraction": lines.upper / np.maximum(edges[1:] - edges[:-1], 1),
         "refinedweb_line_uppercase": lines.upper / sizes,
         "refinedweb_line_digits": lines.digits / sizes,
-        "refinedweb_line_counter": lines.counters(),
+        "refinedweb_line_counter": lines.counters,
         "refinedweb_line_words": lines.counts,
     }
     spans = list(zip(edges[:-1].tolist(), edges[1:].tolist()))

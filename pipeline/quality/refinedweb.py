@@ -47,11 +47,11 @@ def apply_refinedweb(lines: LineCounts, rules: RefinedWebRules, english: bool) -
     If `english` is False, only the rules on upper case and digits are applied.
     """
     text, edges = lines.whole.text, lines.edges
-    lengths = lines.lengths()
+    lengths = lines.lengths
     keep = lines.upper <= rules.max_uppercase * lengths
     keep &= ~_numbers(lines, keep)
     if english:
-        keep &= ~lines.counters()
+        keep &= ~lines.counters
         keep &= rules.keep_structure | (lines.counts >= rules.min_words) | (lengths == 0)
     cut = set(np.flatnonzero(~keep).tolist())
     cuts: list[Span] = []
@@ -79,7 +79,7 @@ def apply_refinedweb(lines: LineCounts, rules: RefinedWebRules, english: bool) -
 
 def _numbers(lines: LineCounts, kept: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
     """Return a mask of the lines that consist of digits only."""
-    lengths = lines.lengths()
+    lengths = lines.lengths
     numbers = (lines.digits > 0) & (lines.digits > MAX_DIGITS * lengths)
     # Outer whitespace of the first and the last kept line with words is ignored.
     filled = np.flatnonzero(kept & (lines.counts > 0))

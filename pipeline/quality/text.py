@@ -115,7 +115,8 @@ read_unicode_words = words_of(unicode_words, _no_flags)
 
 
 @cache
-def _native_pieces() -> "_native.Pieces":
+def native_pieces() -> "_native.Pieces":
+    """Return the reader of pieces of the native module, which has caches of its own."""
     pieces: _native.Pieces = loaded().Pieces(properties_of, normal_piece, unicode_words)
     return pieces
 
@@ -124,7 +125,7 @@ def read_natively(reader: Reader, text: str) -> Arrays | None:
     """Return what `reader` returns for the pieces of a text, by the native module; None if it is not used."""
     if native.module is None:
         return None
-    pieces = _native_pieces()
+    pieces = native_pieces()
     methods = {
         read_pieces: (pieces.plain, "iifcc"),
         read_normal_pieces: (pieces.normal, "iifci"),
@@ -139,7 +140,7 @@ def read_natively(reader: Reader, text: str) -> Arrays | None:
 
 def may_repeat_lines(text: str, least: int) -> bool:
     """Return False only if no two lines of at least `least` code points are equal, with single spaces between words."""
-    return native.module is None or _native_pieces().may_repeat(text, least)
+    return native.module is None or native_pieces().may_repeat(text, least)
 
 
 def count_known(codes: Codes, known: Codes) -> int:

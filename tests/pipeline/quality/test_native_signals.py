@@ -131,6 +131,8 @@ def test_ngrams_by_hand() -> None:
         max_size=12,
     )
 )
+@example(["twenty chars of line", "\n", "twenty chars of line"])
+@example(["nineteen characters", "\n", "nineteen characters"])
 def test_repeated_lines(parts: list[str]) -> None:
     text = "".join(parts)
     result, expected = both(lambda: repeated_line_cuts(text, text.splitlines(keepends=True), "zh"))

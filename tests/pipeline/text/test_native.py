@@ -69,6 +69,26 @@ def test_normal_words_equal_those_in_python(text: str, keep_numbers: bool) -> No
     assert normal_points(text, keep_numbers).tolist() == list(map(ord, "".join(words)))
 
 
+EDGES = (
+    "wait…… wait… …… (…) 'cause, 'Cause. :), (:, <3. (<3) (Mr.) Mr., (Mrs.), \"don't\" (can't). I'll, "
+    "o'clock. 's S's x’s 5kg 5kg. (10km/h) 100% $5 US$5 US$ C$3 A$ +1 + +a a+ a.m. 10a.m. 10a.m., U.S. "
+    "U.S.A. (U.S.) XY. Y. 25°C. °C. é. É. ÉÉ. 1. 1.x 2,y 3., 1.2.3 1..2 1,,2 .5 5. - -- -a a- a-b a--b "
+    "x.y X.y x.Y e-mail, https://a.bc/d?e=f. a@b.cd ... a... ...a 中文。 中a文 (中文) あア 한국어. ไทย, עברית' "
+    "\"עב\"ר don`t ca n't cannot gonna lets let's Let’s ' '' \" “a” «b» ¿c? ¡d! ΟΔΟΣ ΟΔΟΣ. Σ ΣΑΣ, "
+    "İstanbul ﬁn ẞ Ǆ ǅ x̧́ q̣̇ 한 〮가 １，２ ١٫٢ ½ ² ① _a_ a_b __ # a#b … • ·"
+)
+"""Pieces on both sides of each rule of the tokenizer and of normal words."""
+
+
+def test_pieces_at_the_edges_of_the_rules() -> None:
+    for text in (EDGES, *EDGES.split(), *(f"({piece})," for piece in EDGES.split())):
+        for split in SPLITS:
+            assert native_tokens(split, text) == python_tokens(split, text)
+        for keep_numbers in (False, True):
+            words = normal_words(text, keep_numbers)
+            assert normal_keys(text, keep_numbers).tolist() == word_keys(words).tolist()
+
+
 @pytest.mark.parametrize("keep_numbers", [False, True])
 @pytest.mark.parametrize("shape", ["{}", "a{}b", "1{}2"])
 def test_normal_words_of_every_character(shape: str, keep_numbers: bool) -> None:
