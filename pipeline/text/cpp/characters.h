@@ -6,6 +6,8 @@
 
 #include <cstdint>
 #include <memory>
+#include <random>
+#include <string>
 #include <vector>
 
 // Thrown where a Python exception is set; the functions that Python calls catch it.
@@ -78,6 +80,26 @@ private:
 
     PyObject* function_;
     std::unique_ptr<uint32_t[]> pages_[0x1100];
+};
+
+// An odd random number, drawn once for each process, by which hash tables choose slots. Pages are written by strangers:
+// with a number that they know, a page could have words that all belong in one slot, and take minutes.
+inline uint64_t drawn_odd() {
+    static const uint64_t odd = [] {
+        std::random_device device;
+        return (static_cast<uint64_t>(device()) << 32 | device()) | 1;
+    }();
+    return odd;
+}
+
+// A hash of texts that no page can foresee.
+struct DrawnHash {
+    size_t operator()(const std::u32string& text) const {
+        const uint64_t odd = drawn_odd();
+        uint64_t hash = text.size();
+        for (const char32_t code : text) hash = (hash ^ code) * odd, hash ^= hash >> 32;
+        return static_cast<size_t>(hash);
+    }
 };
 
 // The characters of a str of one storage size. The str outlives it.

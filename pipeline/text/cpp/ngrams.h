@@ -20,15 +20,15 @@ public:
 
     // Removes all codes, and makes room for `size` of them.
     void reset(size_t size) {
-        size_t slots = 16;
-        while (slots < 2 * size) slots *= 2;
-        slots_.assign(slots, Slot{});
-        mask_ = slots - 1;
+        size_t bits = 4;
+        while ((size_t{1} << bits) < 2 * size) ++bits;
+        slots_.assign(size_t{1} << bits, Slot{});
+        mask_ = slots_.size() - 1, shift_ = 64 - bits;
     }
 
     // Returns the slot of a code; a new one has the count 0. The caller increases the count.
     Slot& at(uint64_t code) {
-        size_t slot = (code * 0x9E3779B97F4A7C15u) >> 20 & mask_;
+        size_t slot = (code * odd_) >> shift_;
         while (slots_[slot].count && slots_[slot].code != code) slot = (slot + 1) & mask_;
         slots_[slot].code = code;
         return slots_[slot];
@@ -37,7 +37,8 @@ public:
 
 private:
     std::vector<Slot> slots_;
-    size_t mask_ = 0;
+    size_t mask_ = 0, shift_ = 60;
+    const uint64_t odd_ = drawn_odd();
 };
 
 // The recurring n-grams of one size. An n-gram recurs if it occurs more than once.
@@ -92,15 +93,15 @@ private:
 class Seen {
 public:
     void reset(size_t size) {
-        size_t slots = 16;
-        while (slots < 2 * size) slots *= 2;
-        slots_.assign(slots, 0);
-        mask_ = slots - 1, zero_ = false;
+        size_t bits = 4;
+        while ((size_t{1} << bits) < 2 * size) ++bits;
+        slots_.assign(size_t{1} << bits, 0);
+        mask_ = slots_.size() - 1, shift_ = 64 - bits, zero_ = false;
     }
     // Adds a code, and returns whether it was there before.
     bool add(uint64_t code) {
         if (!code) return std::exchange(zero_, true);
-        size_t slot = (code * 0x9E3779B97F4A7C15u) >> 20 & mask_;
+        size_t slot = (code * odd_) >> shift_;
         for (; slots_[slot]; slot = (slot + 1) & mask_)
             if (slots_[slot] == code) return true;
         slots_[slot] = code;
@@ -109,7 +110,8 @@ public:
 
 private:
     std::vector<uint64_t> slots_;  // 0: free
-    size_t mask_ = 0;
+    size_t mask_ = 0, shift_ = 60;
+    const uint64_t odd_ = drawn_odd();
     bool zero_ = false;
 };
 

@@ -66,7 +66,7 @@ public:
 
 private:
     static constexpr size_t CAPACITY = 1u << 22, OVERHEAD = 16;
-    std::unordered_map<std::u32string, Value> values_;
+    std::unordered_map<std::u32string, Value, DrawnHash> values_;
     size_t used_ = 0;
 };
 
