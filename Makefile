@@ -117,8 +117,8 @@ $(INSTALLED): constraints.txt locks/build.txt locks/dev.txt setup.cfg | requirem
 	$(BIN)/pip install --quiet -c constraints.txt torch
 	@touch $@
 
-# Installs this checkout, and builds the native module from its sources.
-$(NATIVE): $(INSTALLED) setup.py $(wildcard pipeline/text/cpp/*)
+# Installs this checkout, and builds the native modules from their sources.
+$(NATIVE): $(INSTALLED) setup.py $(wildcard pipeline/*/cpp/*)
 	$(BIN)/pip install --quiet --no-deps --no-build-isolation -e .
 	@touch $@
 

@@ -29,10 +29,10 @@ COPY pipeline ./pipeline
 COPY jobs ./jobs
 COPY train ./train
 COPY penstock ./penstock
-# It declares the native module, which the compiler of this stage builds.
+# It declares the native modules, which the compiler of this stage builds.
 COPY setup.py ./
 RUN pip install --no-cache-dir --no-deps --no-build-isolation . \
-    && cd / && python -c "from pipeline.text import native; native.loaded()"
+    && cd / && python -c "from pipeline.extract import native; native.loaded(); from pipeline.text import native; native.loaded()"
 
 
 FROM ${PYTHON_IMAGE}

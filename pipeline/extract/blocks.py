@@ -12,15 +12,16 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from pipeline.extract import native
 from pipeline.extract.tags import (
     BREAK,
     CLOSES,
     CLOSES_BOLD,
     CLOSES_LINK,
     CLOSES_PRE,
+    EFFECT_TABLES,
     IMAGE,
     LEFT_OUT,
-    NAME_BYTES,
     OPENS,
     OPENS_BOLD,
     OPENS_LINK,
@@ -28,7 +29,7 @@ from pipeline.extract.tags import (
     RULE,
     Tag,
     effects_of,
-    read_tag,
+    read_tags,
 )
 
 Ints = npt.NDArray[np.int64]
@@ -157,7 +158,7 @@ def unescape(text: str) -> str:
 
 def cut_blocks(html: str) -> Blocks:
     """Return the blocks of a body in well-formed HTML, as the parser writes it: `<body …>…</body>`."""
-    markup = _read_tags(html)
+    markup = read_markup(html)
     effects, chars = markup.effects, markup.chars
     starts = np.flatnonzero(_starts_block(effects, chars))
     parents, ends, depths, opened, current = _nesting(markup, starts)
@@ -199,7 +200,7 @@ def cut_blocks(html: str) -> Blocks:
     )
 
 
-class _Markup(NamedTuple):
+class Markup(NamedTuple):
     """The tags of a page without those that are left out; positions are those of the fields of Blocks (tags,)."""
 
     html: bytes
@@ -215,8 +216,28 @@ class _Markup(NamedTuple):
     is_cut: bool
 
 
-def _read_tags(source: str) -> _Markup:
+def read_markup(source: str) -> Markup:
     """Return the tags of a body. Comments and the elements in _NO_TEXT are left out."""
+    if native.module is None:
+        return read_markup_in_python(source)
+    html, starts, ends, text_ends, effects, chars, texts, text_of, is_cut = native.loaded().read_markup(
+        source, MAX_TAGS, *EFFECT_TABLES
+    )
+    return Markup(
+        html,
+        starts=np.frombuffer(starts, np.int64),
+        ends=np.frombuffer(ends, np.int64),
+        text_ends=np.frombuffer(text_ends, np.int64),
+        effects=np.frombuffer(effects, np.int8),
+        chars=np.frombuffer(chars, np.int64),
+        texts=texts,
+        text_of=np.frombuffer(text_of, np.int64),
+        is_cut=is_cut,
+    )
+
+
+def read_markup_in_python(source: str) -> Markup:
+    """Return the same as `read_markup`, by array operations."""
     source = source.replace("&nbsp;", NO_BREAK_SPACE) if "&nbsp;" in source else source
     html = source.encode("utf-8", "surrogatepass") or b"<body>"
     points = np.frombuffer(html, np.uint8)
@@ -249,7 +270,7 @@ def _read_tags(source: str) -> _Markup:
     texts, text_of = _texts(html, ends, text_ends, effects == BREAK)
     chars = np.zeros(len(starts), np.int64)
     chars[text_of] = list(map(len, map(str.strip, texts)))
-    return _Markup(html, starts, ends, text_ends, effects, chars, texts, text_of, is_cut)
+    return Markup(html, starts, ends, text_ends, effects, chars, texts, text_of, is_cut)
 
 
 def _corrected(starts: list[int], number: int, html: bytes, is_left_out: bool) -> tuple[int, int, int]:
@@ -315,7 +336,7 @@ def _starts_block(effects: npt.NDArray[np.int8], chars: Ints) -> Bools:
     return starts
 
 
-def _nesting(markup: _Markup, starts: Ints) -> tuple[Ints, Ints, Ints, Ints, Ints]:
+def _nesting(markup: Markup, starts: Ints) -> tuple[Ints, Ints, Ints, Ints, Ints]:
     """Return the parents, ends, depths and tags of the containers, and the innermost one after each of `starts`."""
     effect = markup.effects[starts]
     opens = (effect == OPENS) | (effect == OPENS_PRE)
@@ -348,19 +369,11 @@ def _nesting(markup: _Markup, starts: Ints) -> tuple[Ints, Ints, Ints, Ints, Int
     return parents, ends, depths, opened, innermost(inner - 1, order)
 
 
-def _containers(markup: _Markup, opened: Ints, ends: Ints, own: Ints) -> tuple[list[Tag], Ints]:
+def _containers(markup: Markup, opened: Ints, ends: Ints, own: Ints) -> tuple[list[Tag], Ints]:
     """Return the distinct tags of the containers, and the number of each container's tag among them.
 
     Of a container without text, only the name of the element is read.
     """
     blocks = np.bincount(own, minlength=len(opened) + 1).cumsum()
     has_text = blocks[ends - 1] > np.append(0, blocks)[: len(opened)]
-    begins, closes = (markup.starts[opened] + 1).tolist(), markup.ends[opened].tolist()
-    sources = [
-        markup.html[begin:end]
-        if is_read
-        else markup.html[begin : begin + NAME_BYTES].partition(b" ")[0].partition(b">")[0]
-        for begin, end, is_read in zip(begins, closes, has_text.tolist())
-    ]
-    numbers = {source: number for number, source in enumerate(dict.fromkeys(sources))}
-    return list(map(read_tag, numbers)), np.fromiter(map(numbers.__getitem__, sources), np.int64, len(sources))
+    return read_tags(markup.html, markup.starts[opened] + 1, markup.ends[opened], has_text)

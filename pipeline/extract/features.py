@@ -8,13 +8,15 @@ import unicodedata
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, cached_property
 from itertools import chain
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from pipeline.extract.blocks import Blocks, Floats
+from pipeline.extract import native
+from pipeline.extract.blocks import Blocks, Bools, Floats, Ints
 from pipeline.extract.tags import BIT, CONTAINERS
 
 NUM_PIECES = 40
@@ -22,6 +24,10 @@ NUM_PIECES = 40
 LONG_WORDS = 15
 """Number of words from which a block is long, if less than half of it is in links."""
 CACHED_PIECES = 1 << 17
+_ABSENT = -49.0
+"""The code of a word without log odds."""
+_MARKS_AFTER = ",.:?!"
+"""Marks that may follow a word of the title in a text."""
 
 WORD, COMMA, IDEOGRAPH, SEPARATOR, CLOSING = (1 << bit for bit in range(5))
 _COMMAS = ",，、،;；"
@@ -99,27 +105,70 @@ class WordOdds:
             score = self._scores[words] = max(known, key=abs) if known else 0.0
         return score
 
-    def look_up(self, pieces: Sequence[str]) -> tuple[Floats, npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
-        """Return the log odds of each piece of text, True if it has them, and True if it is a stop word."""
+    @cached_property
+    def native(self) -> object:
+        """The words as the native code looks them up."""
+        words = dict.fromkeys((*self.text, *self.stop_words))
+        return native.loaded().lexicon({word: self.code(word) for word in words}, _STRIPPED)
+
+    def code(self, word: str) -> float:
+        """Return the log odds of a normalized word, or _ABSENT if it has none; 100 more for a stop word."""
+        return self.text.get(word, _ABSENT) + (100.0 if word in self.stop_words else 0.0)
+
+    def look_up(self, sources: Sequence[str], title: Collection[str]) -> "FirstWords":
+        """Return what the first words of each text say; `title` are forms of the words of the page's title."""
+        if native.module is None:
+            return self.look_up_in_python(sources, title)
+        counts, codes, in_title = native.loaded().look_up(self.native, list(sources), set(title), NUM_PIECES, _ABSENT)
+        return _first_words(
+            np.frombuffer(counts, np.int64), np.frombuffer(codes, np.float32), np.frombuffer(in_title, np.bool_)
+        )
+
+    def look_up_in_python(self, sources: Sequence[str], title: Collection[str]) -> "FirstWords":
+        """Return the same as `look_up`."""
+        pieces = list(map(words_of_block, sources))
+        flat = list(chain.from_iterable(pieces))
+        forms = {form + mark for form in title for mark in ("", *_MARKS_AFTER) if len(form) > 2}
         if len(self._codes) > CACHED_PIECES:
             self._codes.clear()
-        codes = np.fromiter(map(self._codes.__getitem__, pieces), np.float32, len(pieces))
-        is_stop = codes >= 50
-        odds = np.where(is_stop, codes - 100, codes)
-        known = odds > -40
-        return np.where(known, odds, 0), known, is_stop
+        return _first_words(
+            np.fromiter(map(len, pieces), np.int64, len(pieces)),
+            np.fromiter(map(self._codes.__getitem__, flat), np.float32, len(flat)),
+            np.fromiter(map(forms.__contains__, flat), np.bool_, len(flat)),
+        )
+
+
+class FirstWords(NamedTuple):
+    """What the first words of texts say, word after word (words,)."""
+
+    counts: Ints
+    """Number of words of each text (texts,)."""
+    odds: Floats
+    """Log odds, 0 for words without."""
+    known: Bools
+    """True for words that have log odds."""
+    is_stop: Bools
+    """True for stop words."""
+    in_title: Bools
+    """True for words of the title."""
+
+
+def _first_words(counts: Ints, codes: Floats, in_title: Bools) -> FirstWords:
+    is_stop = codes >= 50
+    odds = np.where(is_stop, codes - 100, codes)
+    known = odds > -40
+    return FirstWords(counts, np.where(known, odds, 0), known, is_stop, in_title)
 
 
 class _PieceCodes(dict[str, float]):
-    """Cache: piece of text → its log odds, or -49 if it has none; 100 more for a stop word."""
+    """Cache: piece of text → `WordOdds.code` of its word."""
 
     def __init__(self, lexicon: WordOdds):
         self.lexicon = lexicon
 
     def __missing__(self, piece: str) -> float:
         word = normal_word(piece)
-        code = self.lexicon.text.get(word, -49.0) + (100.0 if word in self.lexicon.stop_words else 0.0)
-        self[piece] = code
+        code = self[piece] = self.lexicon.code(word)
         return code
 
 
@@ -156,21 +205,34 @@ class Text:
     """The texts of a page's blocks, and counts of their characters and words (blocks,)."""
 
     def __init__(self, sources: Sequence[str]):
-        points = np.frombuffer("\n".join(sources).encode("utf-32-le", "surrogatepass"), np.uint32)
-        kinds = _classes()[np.minimum(points, 0xFFFF)]
-        lengths = np.fromiter(map(len, sources), np.int64, len(sources))
-        starts = np.cumsum(lengths + 1) - lengths - 1
-        is_ideograph = (kinds & IDEOGRAPH) > 0
-        is_spaced = (kinds & (WORD | IDEOGRAPH)) == WORD
-        begins = is_spaced.copy()
-        begins[1:] &= ~is_spaced[:-1]
         self.sources = sources
-        self.chars = np.maximum(lengths, 1).astype(np.float32)
-        self.ideographs = np.add.reduceat(is_ideograph, starts, dtype=np.float32)
-        self.words = np.add.reduceat(begins, starts, dtype=np.float32) + self.ideographs
-        self.commas = np.add.reduceat((kinds & COMMA) > 0, starts, dtype=np.float32)
-        self.separators = np.add.reduceat((kinds & SEPARATOR) > 0, starts, dtype=np.float32)
-        self.is_closed = (kinds[starts + lengths - 1] & CLOSING) > 0
+        count = count_characters_in_python if native.module is None else _count_characters
+        (self.chars, self.ideographs, self.words, self.commas, self.separators), self.is_closed = count(sources)
+        self.words = self.words + self.ideographs
+
+
+def _count_characters(sources: Sequence[str]) -> tuple[Floats, Bools]:
+    """Return the counts of characters, ideographs, words, commas and separators of texts, (5, texts).
+
+    Ideographs are no words here. Return also whether each text ends as a sentence does (texts,).
+    """
+    counts, is_closed = native.loaded().count_characters(list(sources), _classes())
+    return np.frombuffer(counts, np.float32).reshape(5, -1), np.frombuffer(is_closed, np.bool_)
+
+
+def count_characters_in_python(sources: Sequence[str]) -> tuple[Floats, Bools]:
+    """Return the same as `_count_characters`."""
+    points = np.frombuffer("\n".join(sources).encode("utf-32-le", "surrogatepass"), np.uint32)
+    kinds = _classes()[np.minimum(points, 0xFFFF)]
+    lengths = np.fromiter(map(len, sources), np.int64, len(sources))
+    starts = np.cumsum(lengths + 1) - lengths - 1
+    is_spaced = (kinds & (WORD | IDEOGRAPH)) == WORD
+    begins = is_spaced.copy()
+    begins[1:] &= ~is_spaced[:-1]
+    marks = ((kinds & bit) > 0 for bit in (COMMA, SEPARATOR))
+    each = ((kinds & IDEOGRAPH) > 0, begins, *marks)
+    counts = [np.add.reduceat(is_one, starts, dtype=np.float32) for is_one in each]
+    return np.stack([np.maximum(lengths, 1).astype(np.float32), *counts]), (kinds[starts + lengths - 1] & CLOSING) > 0
 
 
 class PageBlocks:
@@ -290,13 +352,9 @@ def _text(page: PageBlocks, text: Text) -> Group:
 
 def _lexical(text: Text, facts: PageFacts, lexicon: WordOdds) -> tuple[Floats, Group]:
     """Return the mean log odds of each block's words, and the features of its words."""
-    pieces = [words_of_block(source) for source in text.sources]
-    counts = np.fromiter(map(len, pieces), np.int64, len(pieces))
-    starts = np.cumsum(counts) - counts
-    flat = list(chain.from_iterable(pieces))
-    odds, known, is_stop = lexicon.look_up(flat)
     title, forms = _title_words(facts.title)
-    in_title = np.fromiter(map(forms.__contains__, flat), bool, len(flat))
+    counts, odds, known, is_stop, in_title = lexicon.look_up(text.sources, forms)
+    starts = np.cumsum(counts) - counts
     total, num_known, num_stop, num_title = np.add.reduceat(
         np.stack([odds, known, is_stop, in_title]), starts, axis=1, dtype=np.float32
     )
@@ -313,10 +371,9 @@ def _lexical(text: Text, facts: PageFacts, lexicon: WordOdds) -> tuple[Floats, G
 
 
 def _title_words(title: str) -> tuple[set[str], set[str]]:
-    """Return the distinct words of a title with more than two characters, and the forms in which a text has them."""
+    """Return the distinct words of a title with more than two characters, and forms of its words."""
     words = {word for piece in title.split()[:NUM_PIECES] if len(word := piece.strip(_STRIPPED).lower()) > 2}
-    cases = {form for word in words for form in (word, word.capitalize(), word.upper())} | set(title.split())
-    return words, {form + end for form in cases for end in ("", ",", ".", ":", "?", "!") if len(form) > 2}
+    return words, {form for word in words for form in (word, word.capitalize(), word.upper())} | set(title.split())
 
 
 def _markup(page: PageBlocks, lexicon: WordOdds) -> tuple[Floats, Group]:

@@ -7,6 +7,7 @@ The estimate is never too low: an end tag closes only elements of its own name, 
 import re
 
 from pipeline.engine.stage import Drop
+from pipeline.extract import native
 
 MAX_REOPENED = 250_000
 """Maximum number of elements that a parser adds by reopening unclosed formatting in each following block. 2 million
@@ -42,9 +43,22 @@ def nesting_problem(payload: bytes, text: str, max_depth: int) -> Drop | None:
     num_tags = payload.count(b"<")
     if num_tags <= safe or (num_tags := num_tags - payload.count(b"</")) <= safe:
         return None
-    if num_tags <= max_depth and num_tags * len(_FORMATTING_START.findall(text)) <= MAX_REOPENED:
+    if num_tags <= max_depth and num_tags * num_formatting(text) <= MAX_REOPENED:
         return None
     return _scan(text, max_depth)
+
+
+def num_formatting(text: str) -> int:
+    """Return the number of start tags of formatting elements in a page."""
+    if native.module is None:
+        return num_formatting_in_python(text)
+    count: int = native.loaded().count_formatting(text)
+    return count
+
+
+def num_formatting_in_python(text: str) -> int:
+    """Return the same as `num_formatting`."""
+    return len(_FORMATTING_START.findall(text))
 
 
 def _scan(text: str, max_depth: int) -> Drop | None:

@@ -8,6 +8,7 @@ import re
 from itertools import islice
 from typing import NamedTuple
 
+from pipeline.extract import native
 from pipeline.extract.blocks import MAX_TAGS
 
 MAX_OPTIONS = 5_000
@@ -64,12 +65,8 @@ def _with_few_attributes(page: str) -> str:
     """Return a page within MAX_ATTRIBUTE_PAIRS. Tags are read as in the HTML Standard, 13.2.5, also in scripts."""
     if len(page) <= SAFE_CHARS:
         return page
-    long, roots = 0, dict.fromkeys(_ROOTS, 0)
-    for tag in _TAG.findall(page):
-        if len(tag) > LONG_TAG:
-            long += _num_attributes(tag) ** 2
-        if (root := tag[:5].lower()) in roots:
-            roots[root] += _num_attributes(tag)
+    long, *of_roots = attribute_work(page)
+    roots = dict(zip(_ROOTS, of_roots, strict=True))
     cuts_long = long > MAX_ATTRIBUTE_PAIRS
     cut_roots = {root for root, count in roots.items() if count**2 > MAX_ATTRIBUTE_PAIRS}
     if not cuts_long and not cut_roots:
@@ -81,6 +78,28 @@ def _with_few_attributes(page: str) -> str:
         return _NAME.findall(tag)[0] if is_cut else tag
 
     return _TAG.sub(cut, page)
+
+
+def attribute_work(page: str) -> tuple[int, int, int]:
+    """Return the sum over long tags of the square of their number of attributes.
+
+    Return also the number of attributes of the `html` tags and of the `body` tags.
+    """
+    if native.module is None:
+        return attribute_work_in_python(page)
+    work: tuple[int, int, int] = native.loaded().count_attributes(page, LONG_TAG)
+    return work
+
+
+def attribute_work_in_python(page: str) -> tuple[int, int, int]:
+    """Return the same as `attribute_work`."""
+    long, roots = 0, dict.fromkeys(_ROOTS, 0)
+    for tag in _TAG.findall(page):
+        if len(tag) > LONG_TAG:
+            long += _num_attributes(tag) ** 2
+        if (root := tag[:5].lower()) in roots:
+            roots[root] += _num_attributes(tag)
+    return long, roots["<html"], roots["<body"]
 
 
 def _num_attributes(tag: str) -> int:

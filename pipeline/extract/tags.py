@@ -10,6 +10,8 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from pipeline.extract import native
+
 Ints = npt.NDArray[np.int64]
 Words = npt.NDArray[np.uint64]
 
@@ -119,6 +121,8 @@ def _tables() -> tuple[Words, npt.NDArray[np.int8]]:
 
 
 _KEY_OF, _EFFECT_IN = _tables()
+EFFECT_TABLES = _KEY_OF, _EFFECT_IN, int(_MIX), int(_SLOT_FACTOR)
+"""The tables and factors by which the native code finds the effect of a name."""
 
 
 def effects_of(html: bytes, starts: Ints) -> npt.NDArray[np.int8]:
@@ -142,6 +146,38 @@ class Tag(NamedTuple):
     """Words of its class, its id and its itemprop, in lower case."""
 
 
+def read_tags(html: bytes, begins: Ints, ends: Ints, is_read: npt.NDArray[np.bool_]) -> tuple[list[Tag], Ints]:
+    """Return the distinct start tags of a page, and the number of each tag among them.
+
+    `begins` and `ends` are the positions after the first bracket and of the last bracket of each tag. Where `is_read`
+    is False, only the name of the element is read.
+    """
+    if native.module is not None:
+        tags, tag_of = native.loaded().read_tags(_native_tables(), html, begins, ends, is_read, NAME_BYTES)
+        return list(map(Tag._make, tags)), np.frombuffer(tag_of, np.int64)
+    return read_tags_in_python(html, begins, ends, is_read)
+
+
+def read_tags_in_python(
+    html: bytes, begins: Ints, ends: Ints, is_read: npt.NDArray[np.bool_]
+) -> tuple[list[Tag], Ints]:
+    """Return the same as `read_tags`."""
+    sources = [
+        html[begin:end] if is_whole else html[begin : begin + NAME_BYTES].partition(b" ")[0].partition(b">")[0]
+        for begin, end, is_whole in zip(begins.tolist(), ends.tolist(), is_read.tolist())
+    ]
+    numbers = {source: number for number, source in enumerate(dict.fromkeys(sources))}
+    return list(map(read_tag, numbers)), np.fromiter(map(numbers.__getitem__, sources), np.int64, len(sources))
+
+
+@lru_cache(maxsize=1)
+def _native_tables() -> object:
+    """Return the tables by which the native code reads start tags."""
+    bits = tuple(BIT[mark] for mark in ("comments", "hidden", "property", "body_property", "scope"))
+    roles = {role: BIT[mark] for role, mark in _MARK_OF_ROLE.items()}
+    return native.loaded().tag_tables(_NUMBER_OF, roles, _MARKS_OF_ELEMENT, _COMMENTS, _BODY_PROPERTIES, bits)
+
+
 @lru_cache(maxsize=1 << 14)
 def read_tag(source: bytes) -> Tag:
     """Return what a start tag says, from its source without brackets, such as `div class="menu"`."""
@@ -156,7 +192,7 @@ def read_tag(source: bytes) -> Tag:
     if not _COMMENTS.isdisjoint(words):
         marks |= BIT["comments"]
     if _MARKED.search(source) is not None:
-        for attribute, value in _ATTRIBUTE.findall(source.decode("utf-8", "surrogatepass")):
+        for attribute, value in _ATTRIBUTE.findall(source.decode("utf-8", "replace")):
             marks |= _marks_of(attribute, value)
             if attribute == "itemprop":
                 words += (f"itemprop:{value.lower()}",)

@@ -12,8 +12,9 @@ from typing import Any
 
 from pydantic_core import PydanticUndefined
 
+from pipeline.extract import native as markup
 from pipeline.report.facts import RunFacts
-from pipeline.text import native
+from pipeline.text import native as words
 from schemas.config import Section
 
 PACKAGES = (
@@ -141,9 +142,9 @@ def recipe_text(shown: list[RecipeSection]) -> str:
 def package_versions() -> dict[str, str]:
     """Return the versions of Python and of the packages that are installed where the report is written.
 
-    The entry `words` says whether the native module or Python computes the words of texts there: `native` or `python`.
+    The entries `words` and `markup` say whether native modules or Python read texts and pages: `native` or `python`.
     """
-    versions = {"python": platform.python_version(), "words": native.implementation()}
+    versions = {"python": platform.python_version(), "words": words.implementation(), "markup": markup.implementation()}
     for name in PACKAGES:
         try:
             versions[name] = version(name)

@@ -6,38 +6,45 @@ in Python alone: `python_only` of `tests/support/native.py`.
 """
 
 import hashlib
+from importlib import import_module
 from importlib.resources import files
 from types import ModuleType
 
-_built: ModuleType | None = None
-try:
-    from pipeline.text import _native
 
-    _built = _native
-except ImportError:  # no compiler where Penstock was installed, or a package in an archive
-    pass
+def load(package: str) -> ModuleType | None:
+    """Return the native module of a package if it was built from the sources beside it, else None."""
+    try:
+        built = import_module(f"{package}._native")
+    except ImportError:  # no compiler where Penstock was installed, or a package in an archive
+        return None
+    return current(built, package)
 
 
-def sources_digest() -> str:
-    """Return the SHA-256 over the sources of the native module, as `setup.py` computes it when it builds the module."""
-    folder = files("pipeline.text") / "cpp"
+def current(built: ModuleType, package: str) -> ModuleType | None:
+    """Return the built module, or None if it was built from other sources, such as those before an update."""
+    return built if sources_digest(package) == built.SOURCES else None
+
+
+def sources_digest(package: str) -> str:
+    """Return the SHA-256 over the sources of a native module, as `setup.py` computes it when it builds the module."""
+    folder = files(package) / "cpp"
     names = sorted(entry.name for entry in folder.iterdir() if entry.name.endswith((".h", ".cpp")))
     return hashlib.sha256(b"".join((folder / name).read_bytes() for name in names)).hexdigest()
 
 
-def current(built: ModuleType | None) -> ModuleType | None:
-    """Return the built module, or None if it was built from other sources, such as those before an update."""
-    return built if built is not None and sources_digest() == built.SOURCES else None
-
-
-module = current(_built)
+module = load("pipeline.text")
 
 
 def loaded() -> ModuleType:
-    """Return the native module. Raises RuntimeError if it is not used."""
-    if module is None:
-        raise RuntimeError("native words: expected the native module, got none. Call `pip install -e .` to build it.")
-    return module
+    """Return the native module of texts. Raises RuntimeError if it is not used."""
+    return used(module)
+
+
+def used(native: ModuleType | None) -> ModuleType:
+    """Return a native module that is used. Raises RuntimeError for None."""
+    if native is None:
+        raise RuntimeError("native code: expected the native module, got none. Call `pip install -e .` to build it.")
+    return native
 
 
 def implementation() -> str:

@@ -16,8 +16,8 @@ PACKAGES = ("schemas", "pipeline", "jobs", "train", "penstock")
 METADATA = ("setup.cfg", "setup.py", "pyproject.toml", "README.md", "LICENSE", "MANIFEST.in")
 
 
-NATIVE = f"pipeline/text/_native{sysconfig.get_config_var('EXT_SUFFIX')}"
-"""The native module, which a compiler builds."""
+NATIVE = {f"pipeline/{room}/_native{sysconfig.get_config_var('EXT_SUFFIX')}" for room in ("text", "extract")}
+"""The native modules, which a compiler builds."""
 
 
 def build_wheel(folder: Path, **variables: str) -> Path:
@@ -51,7 +51,7 @@ def test_the_wheel_holds_every_file_of_the_packages(wheel: Path) -> None:
         if path.is_file() and "__pycache__" not in path.parts and path.suffix != ".so"
     }
     assert {"jobs/recipes/web.toml", "pipeline/report/page.html", "pipeline/text/cpp/module.cpp"} <= files
-    assert packed_files(wheel) == files | {NATIVE}
+    assert packed_files(wheel) == files | NATIVE
 
 
 def packed_files(wheel: Path) -> set[str]:
@@ -59,28 +59,32 @@ def packed_files(wheel: Path) -> set[str]:
     return {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
 
 
-IMPLEMENTATION = "from pipeline.text import native; print(native.__file__, native.implementation())"
+IMPLEMENTATION = """
+from pipeline.extract import native as pages
+from pipeline.text import native as texts
+print(texts.__file__, *("python" if native.module is None else "native" for native in (texts, pages)))
+"""
 
 
-def implementation(wheel: Path, folder: Path) -> str:
-    """What computes the words of texts where the wheel is unpacked into a folder."""
+def implementations(wheel: Path, folder: Path) -> list[str]:
+    """What reads texts and pages where the wheel is unpacked into a folder."""
     zipfile.ZipFile(wheel).extractall(folder)
     command = [sys.executable, "-c", IMPLEMENTATION]
     environment = os.environ | {"PYTHONPATH": str(folder)}
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=True)
-    file, name = done.stdout.split()
+    file, *names = done.stdout.split()
     assert Path(file).is_relative_to(folder)
-    return name
+    return names
 
 
-def test_the_wheel_has_the_native_module_of_its_sources(wheel: Path, tmp_path: Path) -> None:
-    assert implementation(wheel, tmp_path) == "native"
+def test_the_wheel_has_the_native_modules_of_its_sources(wheel: Path, tmp_path: Path) -> None:
+    assert implementations(wheel, tmp_path) == ["native", "native"]
 
 
 def test_without_a_compiler_the_wheel_uses_python(tmp_path: Path) -> None:
     wheel = build_wheel(tmp_path, CC="false", CXX="false")
-    assert NATIVE not in packed_files(wheel)
-    assert implementation(wheel, tmp_path / "unpacked") == "python"
+    assert NATIVE.isdisjoint(packed_files(wheel))
+    assert implementations(wheel, tmp_path / "unpacked") == ["python", "python"]
 
 
 def test_each_package_is_typed(wheel: Path) -> None:

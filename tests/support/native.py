@@ -6,11 +6,12 @@ from contextlib import contextmanager
 import pytest
 from hypothesis import strategies as st
 
-from pipeline.text import native
+from pipeline.extract import native as of_pages
+from pipeline.text import native as of_texts
 from pipeline.text.spacy_tokens import FORMS, MARKS, QUOTES, UNITS
 
 needs_native = pytest.mark.skipif(
-    native.module is None, reason="the native module is not built from these sources (pip install -e .)"
+    of_texts.module is None, reason="the native module is not built from these sources (pip install -e .)"
 )
 
 SPACES = " \t\n\r\v\f\x1c\x1d\x1e\x1f\x85\xa0\u1680\u2000\u2028\u2029\u202f\u205f\u3000"
@@ -40,8 +41,9 @@ tricky_texts = st.lists(
 @contextmanager
 def python_only() -> Iterator[None]:
     """Measure in Python alone, as a machine without the native module does."""
-    module, native.module = native.module, None
+    modules = of_texts.module, of_pages.module
+    of_texts.module = of_pages.module = None
     try:
         yield
     finally:
-        native.module = module
+        of_texts.module, of_pages.module = modules

@@ -251,9 +251,13 @@ def test_python_is_used_without_the_module() -> None:
 
 
 def test_a_module_of_other_sources_is_not_used() -> None:
-    assert native.current(native.module) is native.module
-    assert native.current(SimpleNamespace(SOURCES="those before an update")) is None  # type: ignore[arg-type]
-    assert native.current(None) is None
+    for package in ("pipeline.text", "pipeline.extract"):
+        module = native.load(package)
+        assert module is not None
+        assert native.current(module, package) is module
+        other = SimpleNamespace(SOURCES="those before an update")
+        assert native.current(other, package) is None  # type: ignore[arg-type]
+    assert native.load("pipeline.quality") is None
 
 
 def test_forgetting_clears_the_caches() -> None:
