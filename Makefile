@@ -117,9 +117,10 @@ $(INSTALLED): constraints.txt locks/build.txt locks/dev.txt setup.cfg | requirem
 	$(BIN)/pip install --quiet -c constraints.txt torch
 	@touch $@
 
-# Installs this checkout, and builds the native modules from their sources.
+# Installs this checkout, and builds the native modules from their sources. setuptools warns of every editable
+# installation that has some.
 $(NATIVE): $(INSTALLED) setup.py $(wildcard pipeline/*/cpp/*)
-	$(BIN)/pip install --quiet --no-deps --no-build-isolation -e .
+	PYTHONWARNINGS=ignore $(BIN)/pip install --quiet --no-deps --no-build-isolation -e .
 	@touch $@
 
 $(TOOLS)/.installed: locks/tools.txt
