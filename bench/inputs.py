@@ -8,6 +8,7 @@ import gzip
 import io
 import re
 from contextlib import closing
+from itertools import islice
 from pathlib import Path
 
 from pipeline.engine.stage import Row
@@ -33,8 +34,8 @@ def altered(page: bytes, copy: int) -> bytes:
     return TEXT_RUN.sub(shuffle, page) if copy else page
 
 
-def write_altered(paths: list[Path], folder: Path, copies: int) -> list[list[Path]]:
-    """Write each archive's pages `copies` times, altered; returns the files of every copy."""
+def write_altered(paths: list[Path], folder: Path, copies: int, most: int | None = None) -> list[list[Path]]:
+    """Write each archive's pages `copies` times, altered, at most the first `most`; returns the files of every copy."""
     folder.mkdir(parents=True, exist_ok=True)
     config = SourceConfig(paths=tuple(str(path) for path in paths))
     written = []
@@ -43,7 +44,7 @@ def write_altered(paths: list[Path], folder: Path, copies: int) -> list[list[Pat
         for split in find_splits(config):
             target = folder / f"copy{copy}-{split.name}"
             with closing(open_stream(split)) as stream, open(target, "wb") as out:
-                for row, drop in SOURCE.open(split, stream, config):
+                for row, drop in islice(SOURCE.open(split, stream, config), most):
                     if drop is None:
                         out.write(record(row, copy))
             files.append(target)

@@ -1,10 +1,12 @@
 """Speed, as ratios taken in one run: against the bare native calls, and against a peer where one is installed.
 
     python -m bench.pipeline [--archives 'crawl/*.warc.gz'] [--peer PYTHON SCRIPT] [--only pass|chain|signature]
+                             [--save]
 
 Marginal cost is the slope between 1 and N times the input (altered texts, see bench_inputs); the fixed cost is printed
 beside it. CPU seconds are those of the whole machine, because Spark's workers are nobody's waited-for children: run it
-on an idle one. Without --archives the demo crawl is built and used.
+on an idle one. Without --archives the demo crawl is built and used. With --save, the figures are stored for the
+documentation; see `bench.figures`.
 """
 
 import argparse
@@ -16,6 +18,8 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import fasttext
@@ -24,6 +28,7 @@ from resiliparse.extract.html2text import extract_plain_text
 from resiliparse.parse.encoding import detect_encoding
 from resiliparse.parse.html import HTMLTree
 
+from bench.figures import measured_now
 from bench.inputs import write_altered
 from bench.signatures import bench_signatures
 from jobs.recipe import read_recipe
@@ -38,6 +43,9 @@ from schemas.storage import Store
 ROOT = Path(__file__).parents[1]
 RECIPE = ROOT / "jobs" / "recipes" / "web.toml"
 LANGUAGES = 'language.languages=["en"]'
+MEASURES = ("pipeline", "schemas", "jobs/recipes/web.toml", "jobs/spark_session.py", "bench/pipeline.py")
+"""What the figures depend on."""
+Figures = dict[str, float]
 AS_NATIVE = ('extract.extractor="resiliparse"', "extract.metadata=false")
 """Settings with which the pass extracts as the bare calls do, and as the peer does."""
 
@@ -86,20 +94,26 @@ def slope(small: tuple[float, int], large: tuple[float, int]) -> tuple[float, fl
     return per_page * 1000, small[0] - per_page * small[1]
 
 
-def bench_pass(one: list[Path], many: list[Path], folder: Path) -> None:
-    """Print the fused pass against the bare native calls."""
+def bench_pass(one: list[Path], many: list[Path], folder: Path) -> Figures:
+    """Print the fused pass against the bare native calls, and return the figures."""
     model = str(ensure_model("lid.176.ftz", ModelsConfig()).path)
     native = slope(native_calls(one, model), native_calls(many, model))
     print(f"native calls        {native[0]:7.2f} ms/page   fixed {native[1]:6.2f} s")
-    for name, settings in (("with the same extractor", AS_NATIVE), ("as the recipe has it", ())):
-        ours = slope(fused_pass(one, folder / "pass1", *settings), fused_pass(many, folder / "pass8", *settings))
+    figures = {"native_ms": native[0], "native_rate": 1000 / native[0]}
+    for name, settings in (("same_extractor", AS_NATIVE), ("recipe", ())):
+        # Folders of their own: a part that is complete is not written again.
+        small, large = (folder / f"{name}-{size}" for size in ("one", "many"))
+        ours = slope(fused_pass(one, small, *settings), fused_pass(many, large, *settings))
         print(f"documents pass      {ours[0]:7.2f} ms/page   fixed {ours[1]:6.2f} s   {1000 / ours[0]:.0f} pages/CPU s")
         print(f"documents pass / native calls = {ours[0] / native[0]:.2f}, {name}")
+        figures |= {f"pass_{name}_ms": ours[0], f"pass_{name}_rate": 1000 / ours[0]}
+        figures[f"pass_{name}_ratio"] = ours[0] / native[0]
+    return figures
 
 
-def chain(paths: list[Path], out: Path, tokenizer: str | None) -> tuple[float, int, str]:
+def chain(paths: list[Path], out: Path, tokenizer: str | None, settings: Sequence[str]) -> tuple[float, int, str]:
     """CPU seconds of the machine and rows of a whole run in a process of its own, and its tokenizer's path."""
-    overrides = [f"source.paths={[str(path) for path in paths]}", LANGUAGES, *AS_NATIVE]
+    overrides = [f"source.paths={[str(path) for path in paths]}", *settings]
     if tokenizer:
         overrides.append(f"tokenizer.model={tokenizer}")
     command = [sys.executable, "-m", "jobs.run_all", str(RECIPE), "--out", str(out)]
@@ -128,22 +142,30 @@ def peer_chain(paths: list[Path], out: Path, peer: list[str], model: str) -> tup
     return report["machine_cpu_s"]["total"], report["docs_in"]
 
 
-def bench_chain(one: list[Path], many: list[Path], folder: Path, peer: list[str] | None) -> None:
-    """Print the whole chain, archives to tokens, against the peer's."""
-    _, _, tokenizer = chain(one, folder / "chain0", None)
-    small, large = chain(one, folder / "chain1", tokenizer), chain(many, folder / "chain8", tokenizer)
-    ours = slope(small[:2], large[:2])
-    print(f"chain               {ours[0]:7.2f} ms/page   fixed {ours[1]:6.2f} s   {1000 / ours[0]:.0f} pages/CPU s")
+def bench_chain(one: list[Path], many: list[Path], folder: Path, peer: list[str] | None) -> Figures:
+    """Print the whole chain, archives to tokens, against the peer's, and return the figures."""
+    figures: Figures = {}
+    for name, settings in (("same_extractor", (LANGUAGES, *AS_NATIVE)), ("recipe", ())):
+        *_, tokenizer = chain(one, folder / f"{name}0", None, settings)
+        small, large = (chain(paths, folder / f"{name}{len(paths)}", tokenizer, settings)[:2] for paths in (one, many))
+        ours = slope(small, large)
+        print(f"chain               {ours[0]:7.2f} ms/page   fixed {ours[1]:6.2f} s   {1000 / ours[0]:.0f} pages/CPU s")
+        figures |= {f"chain_{name}_ms": ours[0], f"chain_{name}_rate": 1000 / ours[0], f"chain_{name}_fixed": ours[1]}
     if peer is None:
         print("peer                not measured: give --peer PYTHON SCRIPT")
-        return
+        return figures
     model = str(ensure_model("lid.176.ftz", ModelsConfig()).path)
     peer_chain(one[:1], folder / "peer0", peer, model)
     theirs = slope(peer_chain(one, folder / "peer1", peer, model), peer_chain(many, folder / "peer8", peer, model))
     print(
         f"peer                {theirs[0]:7.2f} ms/page   fixed {theirs[1]:6.2f} s   {1000 / theirs[0]:.0f} pages/CPU s"
     )
-    print(f"chain, pages per CPU second / peer's = {theirs[0] / ours[0]:.2f} (asked: at least 4)")
+    ratio = theirs[0] / figures["chain_same_extractor_ms"]
+    print(f"chain, pages per CPU second / peer's = {ratio:.2f} (asked: at least 8)")
+    figures |= {"peer_ms": theirs[0], "peer_rate": 1000 / theirs[0], "peer_fixed": theirs[1], "peer_ratio": ratio}
+    more_fixed = figures["chain_same_extractor_fixed"] - theirs[1]
+    figures["peer_faster_below"] = 1000 * more_fixed / (theirs[0] - figures["chain_same_extractor_ms"])
+    return figures
 
 
 def main() -> None:
@@ -153,6 +175,7 @@ def main() -> None:
     parser.add_argument("--times", type=int, default=8, help="how many times the input the large run has")
     parser.add_argument("--peer", nargs=2, metavar=("PYTHON", "SCRIPT"))
     parser.add_argument("--only", choices=("pass", "chain", "signature"))
+    parser.add_argument("--save", action="store_true", help="store the figures for the documentation")
     arguments = parser.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="penstock-bench-"))
     try:
@@ -165,10 +188,12 @@ def main() -> None:
         archives, many = copies[0], [path for files in copies for path in files]
         if arguments.only in (None, "signature"):
             bench_signatures()
-        if arguments.only in (None, "pass"):
-            bench_pass(archives, many, folder)
-        if arguments.only in (None, "chain"):
-            bench_chain(archives, many, folder, arguments.peer)
+        benches = {"pass": bench_pass, "chain": partial(bench_chain, peer=arguments.peer)}
+        for name, bench in benches.items():
+            if arguments.only in (None, name):
+                figures = bench(archives, many, folder)
+                if arguments.save:
+                    measured_now(f"python -m bench.pipeline --only {name}", MEASURES, figures).save(name)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
