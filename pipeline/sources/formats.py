@@ -22,7 +22,8 @@ from pipeline.sources.books.gutenberg import open_gutenberg, read_book
 from pipeline.sources.code.code import PARQUET, ZIP, is_loose, open_code
 from pipeline.sources.compression import MAGIC_BYTES, ByteStream, FrameReader, Frames, is_compressed
 from pipeline.sources.config import SourceConfig
-from pipeline.sources.crawl.warc import RECORD_STARTS, DecodedWindow, open_warc
+from pipeline.sources.crawl.warc import RECORD_STARTS, open_warc
+from pipeline.sources.crawl.window import DecodedWindow
 from pipeline.sources.forums.reddit import may_have_comments, open_reddit
 from pipeline.sources.forums.stackexchange import SITES, is_posts, open_stackexchange, problem_of
 from pipeline.sources.papers.arxiv import SINGLE, head_of_paper, open_arxiv
