@@ -7,10 +7,11 @@ as with another record. Otherwise the record is dropped, and reading resumes at 
 import base64
 import hashlib
 import re
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from pipeline.engine.stage import Drop, Row, Split
+from pipeline.engine.stage import Drop, RangeStart, Row, Split
 from pipeline.sources.compression import PEEK_BYTES, ByteStream, FrameReader, RecordPatterns
 from pipeline.sources.config import SourceConfig
 from pipeline.sources.crawl.http import (
@@ -55,8 +56,33 @@ def open_warc(
     The lengths of all rows add up to the size of the file. `base`: offset in the file at which the stream begins.
     """
     frames = FrameReader(stream, RECORD_STARTS)
-    records = read_records(DecodedWindow(frames), config.max_record_bytes)
+    window = DecodedWindow(frames)
+    if split.first.resume:
+        window.resume(split.first.resume)
+    records = read_records(window, config.max_record_bytes)
     return account_bytes((_item(record, config) for record in records), split, lambda: frames.end, base)
+
+
+def find_archive_starts(stream: ByteStream, config: SourceConfig, places: Sequence[int]) -> Iterator[RangeStart]:
+    """Yield, for each of the ascending places in the stored file, the first record or gap at or after it, if any.
+
+    Records are read as for the rows, but their blocks are not looked at: nothing in a record can pass for the start of
+    another one. Records that share a frame have the place up to which the file was decoded.
+    """
+    frames = FrameReader(stream, RECORD_STARTS)
+    window = DecodedWindow(frames)
+    records = read_records(window, config.max_record_bytes)
+    left, offset, number = deque(places), 0, 0
+    next(records, None)  # the first range begins with the file
+    while left:
+        state, reached = window.state(), frames.blocks.reached
+        if (record := next(records, None)) is None:
+            return
+        is_new = record.start != offset
+        offset, number = record.start, 0 if is_new else number + 1
+        while state is not None and left and left[0] <= (offset if is_new else reached):
+            left.popleft()
+            yield RangeStart(offset, number, state)
 
 
 def read_records(window: DecodedWindow, max_bytes: int) -> Iterator[ArchiveRecord]:

@@ -8,7 +8,7 @@ frame.
 import re
 from collections import deque
 
-from pipeline.sources.compression import BLOCK_BYTES, OVERLAP_BYTES, PEEK_BYTES, DecodedBlock, FrameReader
+from pipeline.sources.compression import BLOCK_BYTES, OVERLAP_BYTES, PEEK_BYTES, DecodedBlock, FrameReader, FrameState
 from pipeline.sources.crawl.http import MAX_HEADER_BYTES
 
 NEWLINES = re.compile(rb"[\r\n]*")
@@ -31,7 +31,39 @@ class DecodedWindow:
         """Decoded offset of the buffer's first byte."""
         self._marks: deque[tuple[int, int, bool]] = deque()
         """(decoded offset, stored offset, plain) of frame starts; the first is at or before the current position."""
+        self._states: deque[tuple[int, FrameState]] = deque()
+        """(decoded offset, state of the frames) where frames and blocks of plain bytes start, as `_marks`."""
         self._ended = False
+
+    def state(self) -> tuple[int, ...] | None:
+        """Return what `resume` needs to continue at the current position; None if it cannot continue there.
+
+        These are the state of the frames, and the numbers of decoded bytes since then and of those that are buffered:
+        a header or a record start is looked for in what is buffered.
+        """
+        if self._at < len(self._buffer):
+            position = self._base + self._at
+            self._forget(position)
+            decoded, state = self._states[0]
+            return (*state, position - decoded, len(self._buffer) - self._at)
+        if self.next is not None and self.next.fault is None:
+            return (*self.frames.state, 0, 0)
+        return None
+
+    def resume(self, state: tuple[int, ...]) -> None:
+        """Continue where a window on the same file had this state. The window must be a new one."""
+        *frame, skipped, held = state
+        self.frames.resume(FrameState(*frame))
+        parts: list[bytes] = []
+        size = 0
+        while held and size < skipped + held and (piece := self.frames.next()) is not None and piece.fault is None:
+            if size + len(piece.data) <= skipped:
+                parts, self._base = [], size + len(piece.data)
+                self._append(piece, [], size)
+            else:
+                self._append(piece, parts, size)
+            size += len(piece.data)
+        self._buffer, self._at = b"".join(parts), skipped - self._base
 
     def fill(self, size: int) -> int:
         """Decode until `size` bytes after the current position are buffered, or until the run ends.
@@ -43,6 +75,7 @@ class DecodedWindow:
             return held
         parts = [self._buffer[self._at :]]
         self._base += self._at
+        self._forget(self._base)
         while held < size:
             piece = self.frames.next()
             if piece is None:
@@ -67,6 +100,7 @@ class DecodedWindow:
         self._base += self._at
         self._buffer, self._at = b"", 0
         self._marks.clear()
+        self._states.clear()
         if piece.fault is None:
             parts: list[bytes] = []
             self._append(piece, parts, self._base)
@@ -79,6 +113,7 @@ class DecodedWindow:
         self._base += self._at
         self._buffer, self._at, self.next, self._ended = b"", 0, None, False
         self._marks.clear()
+        self._states.clear()
 
     def stored(self) -> tuple[int, bool]:
         """Return the current offset in the stored file, and True if the bytes there are not compressed.
@@ -164,9 +199,16 @@ class DecodedWindow:
                 return False
             self._at += held - OVERLAP_BYTES
 
+    def _forget(self, position: int) -> None:
+        """Remove the states of frames that end at or before a decoded offset."""
+        while len(self._states) > 1 and self._states[1][0] <= position:
+            self._states.popleft()
+
     def _append(self, piece: DecodedBlock, parts: list[bytes], decoded: int) -> int:
         if piece.first or not self._marks:
             self._marks.append((decoded, piece.start, piece.plain))
+        if piece.first or piece.plain:
+            self._states.append((decoded, self.frames.state))
         parts.append(piece.data)
         return len(piece.data)
 
