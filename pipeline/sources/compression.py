@@ -123,8 +123,8 @@ MAX_USUAL_WINDOW, MAX_WINDOW = 128 << 20, 1 << 31
 CANDIDATE = re.compile(rb"\x1f\x8b\x08|\x28\xb5\x2f\xfd|\x04\x22\x4d\x18|BZh[1-9](?:1AY&SY|\x17\x72\x45\x38\x50\x90)")
 GZIP, ZSTD, BZIP2, LZ4 = b"\x1f\x8b\x08", b"\x28\xb5\x2f\xfd", b"BZh", b"\x04\x22\x4d\x18"
 RESTARTS, MAX_RESTARTS = {BZIP2: 3, GZIP: 15}, 63
-"""Maximum number of ranges that begin inside one frame, by codec, and for the others. Decoding is about 3 MB/s of
-stored bytes for bzip2, 80 for gzip and 300 for zstd, and what follows 1."""
+"""Maximum number of ranges that begin inside one frame, by codec, and for the others. Of JSON lines, a core decodes
+67 MB/s of bzip2, 580 of gzip and 1,900 of zstd, and measures 1.6: with the maximum, a file takes about 4 % longer."""
 FIRST_PAIRS = tuple(int.from_bytes(magic[:2], "big") for magic in (GZIP, ZSTD, BZIP2, LZ4))
 """The first two bytes of each, as a number."""
 # Skippable zstd frames have sixteen magic numbers. Source: RFC 8878, section 3.1.2.
