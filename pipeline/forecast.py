@@ -282,6 +282,11 @@ def _differences(prepared: Prepared, step: Step, current: Store | None) -> list[
         recorded = {name: at for name, at in manifest.run.lineage.items() if name.startswith(FROM_INPUT)}
         changed = _files(recorded, {f"{FROM_INPUT}{split.key}": split.identity for split in prepared.splits})
         lines += [Reason(text, SOURCE, by_user=True) for text in changed]
+        old = {entry.name: entry.num_parts for entry in manifest.content.inputs}
+        divided = [split for split in prepared.splits if old.get(split.key, split.num_ranges) != split.num_ranges]
+        if divided:
+            text = f"source.part_bytes: {len(divided):,} large file(s) are read in other ranges, or as a whole"
+            lines.append(Reason(text, SOURCE, "part_bytes"))
     return lines
 
 
@@ -440,6 +445,8 @@ def describe_run(prepared: Prepared, folder: Store, like: Store | None, prices: 
         lines += ["", "why:", *text_table(reasons, indent="  ")]
     size = sum(split.size for split in prepared.splits)
     lines += ["", f"input: {len(prepared.splits):,} file(s), {format_bytes(size)}"]
+    if large := [split.num_ranges for split in prepared.splits if split.num_ranges > 1]:
+        lines[-1] += f"; {len(large):,} large file(s) are read in {sum(large):,} ranges"
     if measured is None:
         lines += ["cost: not known. Build a part of the input, such as one file, and name that run with --like."]
         return "\n".join(lines)

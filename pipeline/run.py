@@ -480,8 +480,10 @@ def step_identity(run: Run | Prepared, step: Step, inputs: Mapping[str, TableVer
     reads: Any = {name: origin_digest(table.manifest) for name, table in inputs.items()}
     if not step.reads:
         reads = [(split.key, split.size, split.identity, split.format) for split in run.splits]
-        if run.splits and run.splits[-1].ordinal + 1 < len(run.splits):
+        if len({split.ordinal for split in run.splits}) < len(run.splits):
             reads.append([split.ordinal for split in run.splits])
+        if divided := [(split.key, split.num_ranges) for split in run.splits if split.num_ranges > 1]:
+            reads.append({"ranges": divided})
     columns = [column.name for stage in step.stages if isinstance(stage, PerDocument) for column in stage.columns]
     more = {"columns": columns} if columns else {}
     return digest_of({"table": step.name, **step_content(run, step), "reads": reads, **more})
@@ -571,13 +573,14 @@ def check_inputs(folder: Store, table: str, built: TableResult, identities: Mapp
     if not built.sources or table not in tables or not folder.exists(f"{table}/{tables[table]}/{MANIFEST_NAME}"):
         return
     earlier = read_manifest(folder.child(f"{table}/{tables[table]}"))
-    digests = {entry.name: entry.sha256 for entry in earlier.content.inputs}
+    digests = {(entry.name, entry.num_parts): entry.sha256 for entry in earlier.content.inputs}
     for source in built.sources:
-        name, now = source["name"], source["sha256"]
-        key = f"{FROM_INPUT}{name}"
+        name, now = (source["name"], len(source.get("ranges", [None]))), source["sha256"]
+        key = f"{FROM_INPUT}{source['name']}"
         same = earlier.run.lineage.get(key) == identities.get(key)
         if same and digests.get(name, now) != now:
             raise ContractError(
-                f"input {name}: expected the recorded SHA-256 {digests[name][:16]}…, got {now[:16]}… although size "
-                "and modification time are unchanged. Restore the file, or name another folder with --out."
+                f"input {source['name']}: expected the recorded SHA-256 {digests[name][:16]}…, got {now[:16]}… "
+                "although size and modification time are unchanged. Restore the file, or name another folder with "
+                "--out."
             )

@@ -38,6 +38,19 @@ class _ManifestBlock(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
 
+class InputRange(_ManifestBlock):
+    """A range of an input file, which was read into a part of its own."""
+
+    begin: int
+    """First byte of the range in the file."""
+    bytes: int
+    """Size of the range [bytes]; the next one begins after it."""
+    sha256: str
+    """SHA-256 of these bytes."""
+    first: int | None
+    """Offset of its first row, as in `documents`; None if it has no row."""
+
+
 class InputEntry(_ManifestBlock):
     """One input of a step: a file from outside the run, or a table."""
 
@@ -46,9 +59,18 @@ class InputEntry(_ManifestBlock):
     bytes: int
     """Size [bytes]; for a table, the sum over its files."""
     sha256: str
-    """SHA-256 of the bytes as they were read; for a table, the digest of its manifest."""
+    """SHA-256 of the bytes as they were read; for a table, the digest of its manifest. For a file that was read in
+    ranges, the SHA-256 of the digests of these, as bytes one after another."""
     part: int | None = Field(default=None, exclude_if=lambda part: part is None)
-    """Number of the part that an input file was read into; left out where each file has a part of its own."""
+    """Number of the part that an input file was read into; left out where each file has a part of its own. For a file
+    that was read in ranges, the number of the first; each further range has the next part."""
+    ranges: list[InputRange] | None = Field(default=None, exclude_if=lambda ranges: ranges is None)
+    """The ranges of a large file, in order; left out for a file that was read as a whole."""
+
+    @property
+    def num_parts(self) -> int:
+        """The number of parts that the file was read into, or into one of which it was."""
+        return 1 if self.ranges is None else len(self.ranges)
 
 
 class FileEntry(_ManifestBlock):
@@ -175,10 +197,13 @@ class Manifest(_ManifestBlock):
         return {entry.key: CheckedPath(self.run.paths[entry.key], entry.bytes, entry.sha256) for entry in files}
 
     @cached_property
-    def parts_of_inputs(self) -> dict[str, int]:
-        """The number of the part that each input file of `documents` was read into, by the file's name."""
-        files = enumerate(self.content.inputs)
-        return {entry.name: number if entry.part is None else entry.part for number, entry in files}
+    def parts_of_inputs(self) -> dict[str, range]:
+        """The numbers of the parts that each input file of `documents` was read into, by the file's name."""
+        found = {}
+        for place, entry in enumerate(self.content.inputs):
+            first = place if entry.part is None else entry.part
+            found[entry.name] = range(first, first + entry.num_parts)
+        return found
 
     def paths_of(self, prefix: str = "") -> list[CheckedPath]:
         """Return the paths of the files whose key starts with `prefix`, in the order of `content.files`."""

@@ -37,6 +37,8 @@ SCRATCH, FRAMES = "scratch", "frames"
 `materialize.py`."""
 INPUT_FILES = "input_files"
 """Key of a result with the input files that a task read, each with its size in `bytes`."""
+RANGE = "range"
+"""Key of an entry of `input_files` for a range of a file: its first byte, and the offset of its first row."""
 FAILED = "failed"
 CRASHED = "crashed"
 EVERY_STAGE = {

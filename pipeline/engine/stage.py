@@ -5,7 +5,7 @@ A row is a dict of column values. Names that begin with `_` are passed from stag
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -35,9 +35,42 @@ class Drop:
     limit: float | None = None
 
 
+class RangeStart(NamedTuple):
+    """The first row of a range of a file, and how its reader finds it."""
+
+    offset: int
+    """Offset of the row, as in `documents`."""
+    number: int = 0
+    """Number of the row among those at this offset."""
+    resume: tuple[int, ...] = ()
+    """Where the reader of the format resumes, which alone knows the meaning; empty: at the start of the file."""
+
+
+FILE_START = RangeStart(0)
+
+
+@dataclass(frozen=True)
+class FileRange:
+    """A range of a large file, which is read into a part of its own.
+
+    Its rows are those from `first` up to, but not including, `following`.
+    """
+
+    number: int
+    """Number of the range in its file, from 0 on."""
+    begin: int
+    """The bytes [begin, end) of the stored file: those in the digest of the range. Its first row begins there or after
+    it, and its last row may extend over the end."""
+    end: int
+    first: RangeStart | None = None
+    """Its first row; None: it has no row, because a row of the range before extends over it."""
+    following: RangeStart | None = None
+    """The first row of the file after the range; None: the range extends to the end of the file."""
+
+
 @dataclass(frozen=True)
 class Split:
-    """An input file that one task reads.
+    """An input file that one task reads, or a range of one.
 
     `name` does not depend on the folder or bucket of the file. `identity` is made from the file's size and modification
     time.
@@ -61,6 +94,15 @@ class Split:
     """True for a file of Common Crawl, found by `source.crawl`. Its size is an estimate until it has been read."""
     ranges: str = ""
     """Place of the list of its records to read, as `schemas.storage.Store.address` and a name; empty: all records."""
+    num_ranges: int = 1
+    """Number of ranges of the file, each read into a part of its own, from number `ordinal` on."""
+    span: FileRange | None = None
+    """The range of the file that is read; None: the whole file."""
+
+    @property
+    def first(self) -> RangeStart:
+        """The first row to read."""
+        return FILE_START if self.span is None or self.span.first is None else self.span.first
 
 
 EVERY = "*"

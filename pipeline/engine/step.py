@@ -3,14 +3,16 @@
 A `build` function only writes part files. `pipeline/run.py` skips complete steps and writes manifests.
 """
 
+import hashlib
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import groupby
 from typing import Any, Literal, TypeVar
 
 from pipeline.engine.failures import FailureCounts
 from pipeline.engine.parquet import WrittenFile
-from pipeline.engine.part import PartResults
+from pipeline.engine.part import RANGE, PartResults, WrittenPart
 from pipeline.engine.stage import PerDocument, Relation, Source, Split
 from schemas.config import SEPARATOR, Recipe, own_key
 from schemas.manifest import Counts, FileEntry, TableVersion
@@ -209,12 +211,10 @@ def combine_parts(results: PartResults, tables: Sequence[str], by_source: bool =
     """
     built = {table: TableResult() for table in tables}
     first = built[tables[0]]
-    any_shared = any(len(part.sources) > 1 for part in results.parts)
-    for number, part in enumerate(results.parts):
+    for part in results.parts:
         for table in tables:
             built[table].add_file(part.files[table])
-        shared = {"part": number} if any_shared else {}
-        first.sources += [{**source, **shared} for source in part.sources]
+    first.sources = input_entries(results.parts)
     first.counts, first.figures, first.failures = results.counts, results.figures, results.failures
     first.cpu_seconds = results.cpu_seconds
     if by_source and results.by_source:
@@ -231,6 +231,31 @@ def combine_parts(results: PartResults, tables: Sequence[str], by_source: bool =
     for table in tables[1:]:
         built[table].count_rows()
     return built
+
+
+def input_entries(parts: Sequence[WrittenPart]) -> list[Mapping[str, Any]]:
+    """Return the entries of a manifest for the input files of parts: one for each file, whose ranges it lists.
+
+    Unless every file has exactly one part, each entry has the number of its first one.
+    """
+    sources = [(number, source) for number, part in enumerate(parts) for source in part.sources]
+    is_numbered = any(len(part.sources) > 1 for part in parts) or any(RANGE in source for _, source in sources)
+    entries: list[Mapping[str, Any]] = []
+    for _, group in groupby(sources, key=lambda each: (each[1]["name"], RANGE in each[1])):
+        for number, source in _whole_files([*group]):
+            entries.append({**source, "part": number} if is_numbered else source)
+    return entries
+
+
+def _whole_files(sources: Sequence[tuple[int, Mapping[str, Any]]]) -> list[tuple[int, Mapping[str, Any]]]:
+    """Return the entries of one file. Those of its ranges become one, with the digest of their digests."""
+    number, source = sources[0]
+    if RANGE not in source:
+        return [*sources]
+    ranges = [{**each[RANGE], "bytes": each["bytes"], "sha256": each["sha256"]} for _, each in sources]
+    digest = hashlib.sha256(b"".join(bytes.fromhex(each["sha256"]) for each in ranges)).hexdigest()
+    size = sum(each["bytes"] for each in ranges)
+    return [(number, {"name": source["name"], "bytes": size, "sha256": digest, "ranges": ranges})]
 
 
 def add_figures(left: Any, right: Any) -> Any:

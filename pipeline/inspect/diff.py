@@ -268,8 +268,8 @@ class _InputRows:
     def __init__(self, side: ComparedRun):
         self._side = side
         self.parts = side.tables["documents"].manifest.parts_of_inputs
-        """Number of the part of each input file, by the name of the file."""
-        self._files = Counter(self.parts.values())
+        """Numbers of the parts of each input file, by the name of the file."""
+        self._files = Counter(parts[0] for parts in self.parts.values())
         self._part = -1
         self._groups: Iterator[tuple[str, Iterator[Row]]] = iter(())
         tables = [side.tables[name] for name in ("documents", *LATER_VERDICTS) if name in side.tables]
@@ -277,14 +277,15 @@ class _InputRows:
 
     def digests(self, name: str) -> list[str]:
         """Return the SHA-256 of the files that hold the verdicts of an input file."""
-        return [of_table[part_key(self.parts[name])] for of_table in self._digests]
+        return [of_table[part_key(part)] for of_table in self._digests for part in self.parts[name]]
 
     def of(self, name: str) -> Iterator[Row]:
         """Return the rows of an input file. Within a part, files are asked for in ascending order of their names."""
-        if self._files[self.parts[name]] == 1:
-            return _rows(self._side, self.parts[name])
-        if self._part != self.parts[name]:
-            self._part = self.parts[name]
+        first = self.parts[name][0]
+        if self._files[first] == 1:
+            return itertools.chain.from_iterable(_rows(self._side, part) for part in self.parts[name])
+        if self._part != first:
+            self._part = first
             self._groups = itertools.groupby(_rows(self._side, self._part), key=lambda row: str(row["split"]))
         for split, rows in self._groups:
             if split == name or name.endswith(f"/{split}"):

@@ -14,7 +14,8 @@ from urllib.parse import urljoin
 
 from pipeline.engine.stage import Drop
 from pipeline.sources.compression import ByteStream, FrameReader
-from pipeline.sources.crawl.warc import RECORD_STARTS, DecodedWindow, read_records
+from pipeline.sources.crawl.warc import RECORD_STARTS, read_records
+from pipeline.sources.crawl.window import DecodedWindow
 from pipeline.sources.lines import LineReader, parse_object
 from pipeline.sources.provenance import domain_of, encodable
 from pipeline.sources.splits import WAT

@@ -38,14 +38,23 @@ class BlockReader:
         self._start = 0
         self._block = b""
         self._view = memoryview(b"")
+        self.reached = 0
+        """Offset after the bytes that `at` returned last."""
+
+    @property
+    def start(self) -> int:
+        """Offset of the cached block."""
+        return self._start
 
     def at(self, position: int, size: int) -> memoryview:
         """Return 1 to `size` bytes from `position` on; empty at the end of the file."""
         offset = position - self._start
         if not 0 <= offset < len(self._block):
-            self._load(position)
+            self.load(position)
             offset = 0
-        return self._view[offset : offset + size]
+        data = self._view[offset : offset + size]
+        self.reached = position + len(data)
+        return data
 
     def peek(self, position: int, size: int) -> bytes:
         """Return `size` bytes from `position` on; fewer only at the end of the file."""
@@ -73,7 +82,8 @@ class BlockReader:
         """Return the size of the file [bytes]."""
         return self._stream.seek(0, 2)
 
-    def _load(self, position: int) -> None:
+    def load(self, position: int) -> None:
+        """Cache the block that starts at a position."""
         self._start, self._block = position, self._read(position, BLOCK_BYTES)
         self._view = memoryview(self._block)
 
@@ -112,6 +122,9 @@ MAX_USUAL_WINDOW, MAX_WINDOW = 128 << 20, 1 << 31
 """Largest window of zstd frames that decoders accept, without and with `--long=31` [bytes]. Reddit dumps have 2 GiB."""
 CANDIDATE = re.compile(rb"\x1f\x8b\x08|\x28\xb5\x2f\xfd|\x04\x22\x4d\x18|BZh[1-9](?:1AY&SY|\x17\x72\x45\x38\x50\x90)")
 GZIP, ZSTD, BZIP2, LZ4 = b"\x1f\x8b\x08", b"\x28\xb5\x2f\xfd", b"BZh", b"\x04\x22\x4d\x18"
+RESTARTS, MAX_RESTARTS = {BZIP2: 3, GZIP: 15}, 63
+"""Maximum number of ranges that begin inside one frame, by codec, and for the others. Of JSON lines, a core decodes
+67 MB/s of bzip2, 580 of gzip and 1,900 of zstd, and measures 1.6: with the maximum, a file takes about 4 % longer."""
 FIRST_PAIRS = tuple(int.from_bytes(magic[:2], "big") for magic in (GZIP, ZSTD, BZIP2, LZ4))
 """The first two bytes of each, as a number."""
 # Skippable zstd frames have sixteen magic numbers. Source: RFC 8878, section 3.1.2.
@@ -149,6 +162,24 @@ class RecordPatterns(NamedTuple):
     """Stricter pattern to find a record among other bytes. A match starts at the record or the line end before it."""
 
 
+class FrameState(NamedTuple):
+    """What a FrameReader knows when it starts to decode a frame, or a block of plain bytes.
+
+    A reader that resumes in this state yields the same blocks, faults included, as the one that had it.
+    """
+
+    position: int
+    """Stored offset of the frame or of the block of plain bytes."""
+    block: int
+    """Stored offset of the cached block: how many bytes a decoder gets at a time decides where it notices damage."""
+    wasted: int
+    """Bytes that were read in vain so far; see WASTED_BYTES."""
+    read_again: int
+    """Bytes that were read again so far, to see whether a frame that contains another one is damaged."""
+    inside_plain: int
+    """1 if plain bytes precede the block, else 0."""
+
+
 class _DamageError(Exception):
     def __init__(self, reason: str, position: int):
         self.reason = reason
@@ -182,6 +213,8 @@ class FrameReader:
         self._read_again = 0
         """Bytes that were read again to find out whether a frame that contains another one is damaged."""
         self._anything = re.compile(CANDIDATE.pattern + b"|" + starts.pattern.pattern) if starts else CANDIDATE
+        self.state = FrameState(0, 0, 0, 0, 0)
+        """The state before the frame, or the block of plain bytes, of the block that was returned last."""
         self._pieces = self._read(0)
 
     def next(self) -> DecodedBlock | None:
@@ -192,6 +225,14 @@ class FrameReader:
         """Continue at this offset in the compressed file, where a frame or a run of plain bytes must start."""
         self._pieces.close()
         self._pieces = self._read(position)
+
+    def resume(self, state: FrameState) -> None:
+        """Continue with the frame, or the block of plain bytes, that a reader of the same file had before it."""
+        self.seek(state.position)
+        self.blocks.load(state.block)
+        self._wasted, self._read_again = state.wasted, state.read_again
+        if state.inside_plain:
+            self._pieces = self._rest_of_plain(state.position)
 
     def next_start(self, position: int) -> int:
         """Return the offset in the compressed file of the next readable frame or record, from `position` on.
@@ -225,6 +266,7 @@ class FrameReader:
 
     def _read(self, position: int) -> Generator[DecodedBlock, None, None]:
         while head := self.blocks.peek(position, MAGIC_BYTES):
+            self._note(position)
             codec = _codec(head)
             if codec is not None:
                 position = yield from self._frame(codec, position)
@@ -234,6 +276,12 @@ class FrameReader:
                 start, position = position, self.next_start(position + 1)
                 yield DecodedBlock(b"", start, False, True, "unreadable_gap", position)
         self.end = position
+
+    def _rest_of_plain(self, position: int) -> Generator[DecodedBlock, None, None]:
+        self.end = yield from self._plain(position, is_first=False)
+
+    def _note(self, position: int, inside_plain: int = 0) -> None:
+        self.state = FrameState(position, self.blocks.start, self._wasted, self._read_again, inside_plain)
 
     def _is_plain(self, position: int) -> bool:
         if self.starts is None:
@@ -297,12 +345,13 @@ class FrameReader:
             self._read_again += again.bytes
         return None
 
-    def _plain(self, start: int) -> Generator[DecodedBlock, None, int]:
-        position = start
-        while data := self.blocks.at(position, DECODED_BYTES >> 2):
-            yield DecodedBlock(bytes(data), position, True, position == start)
-            position += len(data)
-        return position
+    def _plain(self, position: int, is_first: bool = True) -> Generator[DecodedBlock, None, int]:
+        while True:
+            self._note(position, int(not is_first))
+            if not (data := self.blocks.at(position, DECODED_BYTES >> 2)):
+                return position
+            yield DecodedBlock(bytes(data), position, True, is_first)
+            position, is_first = position + len(data), False
 
 
 class _Counted:
@@ -343,6 +392,14 @@ def _candidates(block: bytes) -> Iterator[int]:
 Codec = Callable[[_Counted, int], Iterator[tuple[bytes, int]]]
 """Function from (file, stored offset of a frame) to the frame's decoded blocks, each with the stored offset up to which
 the file has been read. It raises _DamageError."""
+
+
+def max_restarts(head: bytes) -> int:
+    """Return how many ranges of a file, at most, may begin inside a frame with these MAGIC_BYTES first bytes.
+
+    Each of them decodes the frame from its start, so together they decode it half as many times as they are.
+    """
+    return next((number for magic, number in RESTARTS.items() if head.startswith(magic)), MAX_RESTARTS)
 
 
 def is_compressed(head: bytes) -> bool:

@@ -44,6 +44,7 @@ a source may have only the settings `OWN_FIELDS`."""
 
 OF_CRAWL = frozenset(("kind", "files", "share", "where", "access", "max_unreadable", "connections", "mirror"))
 """Settings that only a source with `crawl` has."""
+MIN_PART_BYTES = 1 << 20
 CRAWL_NAME = re.compile(r"CC-(?:MAIN-20\d\d-(?:0[1-9]|[1-4]\d|5[0-3])|NEWS-20\d\d-(?:0[1-9]|1[0-2]))")
 
 
@@ -130,6 +131,10 @@ class SourceConfig(Section):
     """Maximum size of a page after HTTP decoding, or of a row's text [bytes]."""
     max_record_bytes: int = Field(32 << 20, ge=1 << 10)
     """Maximum size of a record before HTTP decoding, or of a line [bytes]; larger ones are dropped without loading."""
+    part_bytes: int = Field(512 << 20, ge=0)
+    """Size from which a file is divided into ranges of at most this size, each of which is a task and a part of its own
+    [bytes as stored; at least 1 MiB]. 0: no file is divided. Formats of single archives are not; see the formats. The
+    version of a table depends on the ranges and not on this number, so a run on smaller files stays as it is."""
     http_statuses: tuple[int, ...] = Field((200,), min_length=1)
     """HTTP status codes of responses that are kept as pages."""
     mime_types: tuple[str, ...] = Field(("text/html", "application/xhtml+xml"), min_length=1)
@@ -170,6 +175,7 @@ class SourceConfig(Section):
         unused = (self.formats().keys() | {"text", "title_field"}) - self.model_fields_set
         unused |= {"title"} if self.title == "column" else set()
         unused |= {"where"} if self.where is None else set()
+        unused |= {"part_bytes"}  # the ranges are part of what identifies a table
         reader = {"reader": READER_VERSIONS[self.format]} if self.format in READER_VERSIONS else {}
         content = {name: value for name, value in super().content().items() if name not in unused} | reader
         if "mediawiki" in content and not self.mediawiki.keep_redirects:
@@ -212,6 +218,17 @@ class SourceConfig(Section):
         if value and crawl:
             raise PydanticCustomError(
                 "either", "expected either source.paths or source.crawl, got both. Remove one of them."
+            )
+        return value
+
+    @field_validator("part_bytes")
+    @classmethod
+    def _sensible_size(cls, value: int) -> int:
+        if 0 < value < MIN_PART_BYTES:
+            raise PydanticCustomError(
+                "part_bytes",
+                "expected 0 or at least {least} bytes, got {value}. Correct source.part_bytes.",
+                {"least": MIN_PART_BYTES, "value": value},
             )
         return value
 

@@ -149,6 +149,10 @@ class TextWatch:
         self._others = [other for other in others if (other.key or other.name) not in own]
         self._num_others = len(splits) - 1 + len(self._others)
         self._is_over = self._split.is_crawl  # its format is known, and other files would be fetched
+        if (span := self._split.span) is not None:
+            # The first range may have few rows. For the others, it decides.
+            self._is_over |= span.number > 0
+            self._others.append(replace(self._split, span=None))
         self._rows = 0
         self._rules: dict[str, int] = {}
 

@@ -5,34 +5,46 @@ A new format is a module with its reader, a row of FORMATS and a test: see `docs
 
 import io
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 
 import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
-from pipeline.engine.stage import Drop, Row, Split
+from pipeline.engine.stage import Drop, RangeStart, Row, Split
 from pipeline.sources.archives.folders import FolderArchive
 from pipeline.sources.archives.seven_zip import MemberFrames
 from pipeline.sources.archives.tar import BLOCK, DecodedBytes, TarReader, is_tar_header
 from pipeline.sources.archives.zip import first_member
 from pipeline.sources.books.books import open_books, read_whole_book
 from pipeline.sources.books.gutenberg import open_gutenberg, read_book
-from pipeline.sources.code.code import PARQUET, ZIP, is_loose, open_code
+from pipeline.sources.code.code import PARQUET, ROWS, ZIP, is_loose, open_code
 from pipeline.sources.compression import MAGIC_BYTES, ByteStream, FrameReader, Frames, is_compressed
 from pipeline.sources.config import SourceConfig
-from pipeline.sources.crawl.warc import RECORD_STARTS, DecodedWindow, open_warc
+from pipeline.sources.crawl.warc import RECORD_STARTS, find_archive_starts, open_warc
+from pipeline.sources.crawl.window import DecodedWindow
 from pipeline.sources.forums.reddit import may_have_comments, open_reddit
 from pipeline.sources.forums.stackexchange import SITES, is_posts, open_stackexchange, problem_of
+from pipeline.sources.lines import find_line_starts
 from pipeline.sources.papers.arxiv import SINGLE, head_of_paper, open_arxiv
 from pipeline.sources.papers.unarxive import open_unarxive
 from pipeline.sources.tables.arrow_table import open_arrow, read_arrow_row
 from pipeline.sources.tables.csv_table import open_csv, open_csv_record
-from pipeline.sources.tables.jsonl_parquet import open_jsonl, open_parquet
+from pipeline.sources.tables.jsonl_parquet import find_row_groups, open_jsonl, open_parquet
 from pipeline.sources.wiki.mediawiki import open_mediawiki, page_of, read_page
 
 CODECS = "gz|zst|bz2|lz4"
+
+
+StartFinder = Callable[[ByteStream, SourceConfig, Sequence[int]], Iterator[RangeStart]]
+"""(file, settings, ascending places in the stored file) → for each place the first row at or after it. There is none
+for the last places if no row begins there. The first row of the file is none of them. Each row read by `open` from one
+on is equal to that of the whole file."""
+
+
+def _never(name: str) -> StartFinder | None:
+    return None
 
 
 @dataclass(frozen=True)
@@ -62,6 +74,8 @@ class FileFormat:
     packs: Callable[[str], bool] | None = None
     """True for names of files that are read as an archive of one file. If it is set, a folder is read as an archive
     too, so that one split has many files."""
+    starts: Callable[[str], StartFinder | None] = _never
+    """(name of a file) → what finds the rows with which ranges of a large file begin; None: a file is not divided."""
 
 
 def _decoded_range(frames: Frames, offset: int, length: int) -> bytes:
@@ -136,6 +150,13 @@ def _read_code(fs: pafs.FileSystem, path: str, offset: int, length: int) -> byte
     return _read_line(fs, path, offset, length)
 
 
+def _starts_of_rows(name: str) -> StartFinder | None:
+    """Return what finds the starts of ranges of a file of rows; None for archives and other kinds of files."""
+    if PARQUET.search(name):
+        return find_row_groups
+    return find_line_starts if ROWS.search(name) else None
+
+
 def _member_head(data: bytes) -> bytes:
     """Return the first bytes of the content of a member of a tar file, or of other bytes of a text."""
     if not is_tar_header(data[:BLOCK]):
@@ -174,12 +195,34 @@ _DUMP = re.compile(
 FORMATS: Mapping[str, FileFormat] = {
     row.name: row
     for row in (
-        FileFormat("warc", _suffixes("warc|arc|wet", "gz|zst"), open_warc, _read_range, _record_head),
-        FileFormat("jsonl", _suffixes("jsonl|ndjson|json", CODECS), open_jsonl, _read_line, lambda data: data),
+        FileFormat(
+            "warc",
+            _suffixes("warc|arc|wet", "gz|zst"),
+            open_warc,
+            _read_range,
+            _record_head,
+            starts=lambda name: find_archive_starts,
+        ),
+        FileFormat(
+            "jsonl",
+            _suffixes("jsonl|ndjson|json", CODECS),
+            open_jsonl,
+            _read_line,
+            lambda data: data,
+            starts=lambda name: find_line_starts,
+        ),
         FileFormat("arrow", _suffixes("arrows?|feather|ipc"), open_arrow, read_arrow_row, lambda data: b"", False),
         FileFormat("csv", _suffixes("csv|tsv", CODECS), open_csv, _read_line, lambda data: data, True, open_csv_record),
-        FileFormat("hf", NO_SUFFIX, _open_shard, _read_shard, lambda data: b"", in_bytes=False),
-        FileFormat("parquet", _suffixes("parquet|pq"), open_parquet, _read_row, lambda data: b"", in_bytes=False),
+        FileFormat("hf", NO_SUFFIX, _open_shard, _read_shard, lambda data: b"", in_bytes=False, starts=_starts_of_rows),
+        FileFormat(
+            "parquet",
+            _suffixes("parquet|pq"),
+            open_parquet,
+            _read_row,
+            lambda data: b"",
+            in_bytes=False,
+            starts=lambda name: find_row_groups,
+        ),
         FileFormat("mediawiki", _DUMP, open_mediawiki, read_page, page_of),
         FileFormat("gutenberg", NO_SUFFIX, open_gutenberg, read_book, first_member),
         FileFormat("books", _suffixes("epub"), open_books, read_whole_book, first_member),
@@ -192,10 +235,13 @@ FORMATS: Mapping[str, FileFormat] = {
             lambda data: data,
             companions=lambda config: config.reddit.comments,
             needs=may_have_comments,
+            starts=lambda name: find_line_starts,
         ),
         FileFormat("arxiv", NO_SUFFIX, open_arxiv, _read_package, head_of_paper),
-        FileFormat("unarxive", NO_SUFFIX, open_unarxive, _read_line, lambda data: data),
-        FileFormat("code", NO_SUFFIX, open_code, _read_code, _member_head, packs=is_loose),
+        FileFormat(
+            "unarxive", NO_SUFFIX, open_unarxive, _read_line, lambda data: data, starts=lambda name: find_line_starts
+        ),
+        FileFormat("code", NO_SUFFIX, open_code, _read_code, _member_head, packs=is_loose, starts=_starts_of_rows),
     )
 }
 """Format by name; a file has the first format whose suffixes match."""

@@ -14,6 +14,7 @@ from typing import NamedTuple, Protocol
 from tldextract import TLDExtract
 
 from pipeline.engine.stage import Drop, Row, Split
+from schemas.errors import ContractError
 from schemas.ids import doc_id
 
 COLUMNS = (
@@ -67,27 +68,52 @@ def account_bytes(
     """Add id, offset and length to the rows of a file's records and gaps, and yield the rows.
 
     `end` is called after the last item and returns the size of the file. A file without records and gaps yields one gap
-    of the file's size. `base`: offset of the first byte, if the items are those of a range of the file.
+    of the file's size. `base`: offset of the first byte, if the items are those of one record of the file.
+
+    Of a range of a file, `items` begin with its first row, and end with the file or after the range. Raises
+    ContractError if no row begins where one did when the file was divided.
     """
     held: tuple[Row, Drop | None] | None = None
-    offset = part = 0
+    (offset, part, resume), following = split.first, split.span.following if split.span else None
     source, name, snapshot = split.source, split.name, split.snapshot
     for start, row, drop in items:
         if held is None:
-            start = 0
+            start = _first_offset(split, start) if resume else 0
         else:
             part = part + 1 if start == offset else 0
             held[0]["length"] = start - offset
             yield held
+            if following is not None and (start, part) >= following[:2]:
+                if (start, part) == following[:2]:
+                    return
+                break
         offset = start
         row["doc_id"] = doc_id(source, name, base + offset, part)
         row["source"], row["split"], row["offset"], row["snapshot"] = source, name, base + offset, snapshot
         held = (row, drop)
+    if following is not None:
+        raise _changed_file(split, following.offset)
     if held is None:
+        if resume:
+            raise _changed_file(split, offset)
         yield from account_bytes(iter([SourceItem(0, new_row("gap"), Drop("empty_file"))]), split, end, base)
         return
     held[0]["length"] = end() - offset
     yield held
+
+
+def _first_offset(split: Split, start: int) -> int:
+    """Return the offset of the first row of a range. Raises ContractError if it is not `start`."""
+    if start != split.first.offset:
+        raise _changed_file(split, split.first.offset)
+    return start
+
+
+def _changed_file(split: Split, offset: int) -> ContractError:
+    return ContractError(
+        f"{split.uri}: expected a record at offset {offset}, where one was when the file was divided into ranges, got "
+        "other bytes. Run `penstock run` again when the file no longer changes."
+    )
 
 
 def domain_of(url: str) -> str | None:

@@ -150,11 +150,13 @@ def reasons_of(file_format: str, is_crawl: bool = False) -> dict[str, str]:
 
 
 def open_split(split: Split, stream: ByteStream, config: SourceConfig) -> Iterator[tuple[Row, Drop | None]]:
-    """Yield (row, drop) for each record of one file, in order. `drop` is None if the row can be a document.
+    """Yield (row, drop) for each record of a file or of its range, in order. `drop` is None if it can be a document.
 
     Invalid content never raises an error. If a reader raises one nevertheless, the last row is a gap up to the end of
     the file, with the Failure that describes it. An error of the storage, and one of memory, is raised.
     """
+    if split.span is not None and split.span.first is None:
+        return iter(())
     opened = chosen_rows(split, stream, config) if split.ranges else FORMATS[split.format].open(split, stream, config)
     rows = _contained(opened, split, stream)
     return rows if config.title == "column" else _with_mark(rows)
@@ -178,7 +180,7 @@ def chosen_rows(split: Split, stream: Any, config: SourceConfig) -> Iterator[tup
 def _contained(
     rows: Iterator[tuple[Row, Drop | None]], split: Split, stream: ByteStream
 ) -> Iterator[tuple[Row, Drop | None]]:
-    end = 0
+    end = split.first.offset
     try:
         for row, drop in rows:
             end = row["offset"] + row["length"]
@@ -194,9 +196,12 @@ GAP_PART = (1 << 31) - 1
 
 
 def gap_to_end(split: Split, begin: int, error: Exception, stream: Any) -> tuple[Row, Drop]:
-    """Return the gap from an offset to the end of a file whose reader has failed, with the error that describes it."""
+    """Return the gap from an offset to the end of a file, or of the range of one, whose reader has failed.
+
+    The row has the error that describes it.
+    """
     is_unreachable = isinstance(error, UnreachableFileError)
-    size = split.size
+    size = split.size if split.span is None or split.span.following is None else split.span.following.offset
     if split.is_crawl:
         size = getattr(stream, "known_size", begin) if is_unreachable else stream.seek(0, 2)
     rest = max(0, size - begin) if FORMATS[split.format].in_bytes else 0
@@ -271,7 +276,8 @@ def refetch(split: Split, recorded: Mapping[str, Any], config: SourceConfig) -> 
             "a backup."
         ) from error
     open_record = file_format.open_record or file_format.open
-    rows = open_record(replace(split, size=len(data), companions=(), ranges=""), HashedStream(io.BytesIO(data)), config)
+    alone = replace(split, size=len(data), companions=(), ranges="", span=None)
+    rows = open_record(alone, HashedStream(io.BytesIO(data)), config)
     row = next((row for row, _ in rows if row["record_type"] != "gap"), None)
     if file_format.in_bytes and len(data) < length:
         changes = [f"length: expected {length} bytes from {offset} on, got {len(data)}"]

@@ -68,30 +68,33 @@ def splits_of(recipe: Recipe) -> list[Split]:
             raise ConfigError(f"[[source]] {name}: {error}") from error
         prefix = f"{name}/" if recipe.has_several_sources else ""
         numbers = part_numbers(found)
+        own_parts = numbers[-1] + found[-1].num_ranges
         splits += [
             replace(split, ordinal=num_parts + number, key=f"{prefix}{split.name}")
             for split, number in zip(found, numbers, strict=True)
         ]
-        num_parts += numbers[-1] + 1
+        num_parts += own_parts
     return splits
 
 
 def part_numbers(splits: Sequence[Split]) -> list[int]:
     """Return the number, from 0 on, of the part that each file of a source is read into, in order.
 
-    A part costs a task in every step, and two files in each of its tables. So in a source of more than MAX_OWN_PARTS
-    files, consecutive files of the same format share a part within the limits SHARED_FILES and SHARED_BYTES.
+    A large file has a part for each of its ranges; the number is that of the first. A part costs a task in every step,
+    and two files in each of its tables. So in a source of more than MAX_OWN_PARTS files, consecutive files of the same
+    format share a part within the limits SHARED_FILES and SHARED_BYTES.
     """
-    if len(splits) <= MAX_OWN_PARTS:
-        return [*range(len(splits))]
+    most = SHARED_FILES if len(splits) > MAX_OWN_PARTS else 1
     numbers: list[int] = []
-    number, files, size = -1, 0, 0
-    for place, split in enumerate(splits):
-        is_full = files == SHARED_FILES or size + split.size > SHARED_BYTES
-        if is_full or place == 0 or split.format != splits[place - 1].format:
-            number, files, size = number + 1, 0, 0
+    number, files, size, last = -1, 0, 0, ""
+    for split in splits:
+        is_full = files == most or size + split.size > SHARED_BYTES
+        if not files or is_full or split.num_ranges > 1 or split.format != last:
+            number, files, size, last = number + 1, 0, 0, split.format
         files, size = files + 1, size + split.size
         numbers.append(number)
+        if split.num_ranges > 1:
+            number, files = number + split.num_ranges - 1, 0
     return numbers
 
 
@@ -197,7 +200,15 @@ def _split(
     crawl = CRAWL.search(name)
     snapshot = config.snapshot or (crawl.group() if crawl else None)
     split = Split(ordinal, name, file.uri, size, identity, config.name, format_name, snapshot, name)
-    return replace(split, companions=tuple(other.uri for other in companions))
+    return replace(
+        split, companions=tuple(other.uri for other in companions), num_ranges=num_ranges(split, companions, config)
+    )
+
+
+def num_ranges(split: Split, companions: Sequence[Any], config: SourceConfig) -> int:
+    """Return the number of ranges that a file is divided into: 1 unless it is large and its format allows it."""
+    is_divided = config.part_bytes and not companions and FORMATS[split.format].starts(split.name) is not None
+    return max(1, -(-split.size // config.part_bytes)) if is_divided else 1
 
 
 def _companions(config: SourceConfig, problems: list[str]) -> dict[str, list[_InputFile]]:
@@ -390,15 +401,19 @@ def _place(file: _InputFile, identity: str, opened: int | None = None) -> _Place
 # and `finish` reads and hashes the rest.
 
 READ_BYTES = 1 << 20
+CATCH_UP_BYTES = 16 << 20
+"""Maximum number of bytes before the first record of a range that are read only to be hashed."""
 
 
 class HashedStream:
-    """A seekable file object that computes the SHA-256 of the file's content while it is read."""
+    """A seekable file object that computes the SHA-256 of the file's content, or of a range, while it is read."""
 
-    def __init__(self, inner: Any):
+    def __init__(self, inner: Any, begin: int = 0, end: int | None = None):
+        """`begin`, `end`: the bytes that are hashed; None: up to the end of the file. Any byte may be read."""
         self._inner = inner
         self._digest = hashlib.sha256()
-        self._hashed = 0
+        self._begin, self._end = begin, end
+        self._hashed = begin
         self._position = int(inner.tell())
         self._size: int | None = None
         self.closed = False
@@ -407,14 +422,29 @@ class HashedStream:
 
     def read(self, size: int | None = -1, /) -> bytes:
         """Return at most `size` bytes from the current position, or all bytes up to the end if `size` is negative."""
+        if self._begin == self._hashed < self._position <= self._begin + CATCH_UP_BYTES:
+            self._catch_up()
         data: bytes = self._inner.read(size) if size is not None and size >= 0 else self._inner.read()
         start, self._position = self._position, self._position + len(data)
         if data:
             self.see_progress()
-        if start <= self._hashed < self._position:
-            self._digest.update(memoryview(data)[self._hashed - start :])
-            self._hashed = self._position
+        self._hash(data, start)
         return data
+
+    def _hash(self, data: bytes, start: int) -> None:
+        end = start + len(data) if self._end is None else min(start + len(data), self._end)
+        if start <= self._hashed < end:
+            self._digest.update(memoryview(data)[self._hashed - start : end - start])
+            self._hashed = end
+
+    def _catch_up(self) -> None:
+        """Read and hash the bytes between the begin of the range and the current position.
+
+        The reader begins with a record after the begin. Without these bytes, all others would be read twice.
+        """
+        self._inner.seek(self._begin)
+        self._hash(self._inner.read(self._position - self._begin), self._begin)
+        self._inner.seek(self._position)
 
     def seek(self, offset: int, whence: int = 0, /) -> int:
         """Move to another position and return it; a position after the end of the file becomes its end.
@@ -459,15 +489,16 @@ class HashedStream:
         return self._hashed if facts is None or facts.size is None else int(facts.size)
 
     def digest_so_far(self) -> tuple[str, int]:
-        """Return the SHA-256 (hex) and the number of the bytes that were read, for a file that cannot be read on."""
-        return self._digest.hexdigest(), self._hashed
+        """Return the SHA-256 (hex) and the number of the bytes that were hashed."""
+        return self._digest.hexdigest(), self._hashed - self._begin
 
     def finish(self) -> tuple[str, int]:
-        """Read the bytes that have not been read, and return the SHA-256 (hex) and size [bytes] of the whole file."""
+        """Read the bytes that have not been read. Return the SHA-256 (hex) and size [bytes] of the file or range."""
         self.seek(self._hashed)
-        while self.read(READ_BYTES):
-            pass
-        return self._digest.hexdigest(), self._hashed
+        while (left := READ_BYTES if self._end is None else min(READ_BYTES, self._end - self._hashed)) > 0:
+            if not self.read(left):
+                break
+        return self.digest_so_far()
 
     def close(self) -> None:
         """Close the underlying file."""
@@ -476,7 +507,7 @@ class HashedStream:
 
 
 def open_stream(split: Split) -> HashedStream:
-    """Open the split's file, or its folder as an archive, which is hashed while it is read.
+    """Open the split's file, or its folder as an archive, which is hashed while it is read; of a range only its bytes.
 
     Raises OSError if it does not exist; a file of Common Crawl raises UnreachableFileError when it is read.
     """
@@ -487,6 +518,8 @@ def open_stream(split: Split) -> HashedStream:
             inner.on_wait = stream.see_progress
         return stream
     fs, path = resolve_uri(split.uri)
+    if split.span is not None:
+        return HashedStream(fs.open_input_file(path), split.span.begin, split.span.end)
     packs = FORMATS[split.format].packs if split.format else None
     if packs is not None and (packs(split.name) or fs.get_file_info(path).type == pafs.FileType.Directory):
         return HashedStream(FolderArchive(fs, path))

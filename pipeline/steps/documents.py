@@ -15,7 +15,7 @@ from pydantic import Field
 
 from pipeline.decontaminate.stage import DECONTAMINATE, contamination_table, figures_of, set_sizes
 from pipeline.engine.guard import RecordGuard, StuckReaderError
-from pipeline.engine.part import DropCounter, PartOutput, PartResult, PartTarget, TableTarget, write_part
+from pipeline.engine.part import RANGE, DropCounter, PartOutput, PartResult, PartTarget, TableTarget, write_part
 from pipeline.engine.progress import WorkTotal
 from pipeline.engine.spark import run_parts
 from pipeline.engine.stage import Drop, PerDocument, Relation, Row, RowStep, Source, Split, extend_schema
@@ -26,9 +26,11 @@ from pipeline.sources.common_crawl.records import ChosenRecords
 from pipeline.sources.common_crawl.requests import UnreachableFileError
 from pipeline.sources.config import SourceConfig
 from pipeline.sources.first_rows import TextWatch, spread
+from pipeline.sources.ranges import check_unchanged
 from pipeline.sources.source import gap_to_end, reasons_of
 from pipeline.sources.splits import HashedStream, files_by_part, open_stream
 from pipeline.steps.crawl_files import CAUSE, check_unreachable, clear_ranges, limited_partitions, with_ranges
+from pipeline.steps.file_ranges import clear_file_ranges, with_file_ranges
 from pipeline.steps.several_extractors import COMPARED, STOPPED, TRIED, SeveralExtractors, figures_of_comparison
 from schemas.config import Recipe, Section
 from schemas.errors import ContractError
@@ -65,7 +67,7 @@ class DocumentsTask:
     """The files to read into one part, and the folders of the tables `documents` and `text`."""
 
     splits: tuple[Split, ...]
-    """Files of one source and format, in order."""
+    """Files of one source and format, in order, or a range of a file."""
     source: Source
     stages: tuple[PerDocument, ...]
     recipe: Recipe
@@ -81,12 +83,13 @@ class DocumentsTask:
 def build_documents(build: StepContext) -> dict[str, TableResult]:
     """Build the tables `documents` and `text`, and `comparisons` if the recipe compares extractors.
 
-    Each has one part for each input file, or for several small ones; see `pipeline.sources.splits.part_numbers`.
+    Each has one part for each input file, for several small ones, or for a range of a large one; see
+    `pipeline.sources.splits.part_numbers`.
     """
     (source,) = (stage for stage in build.stages if isinstance(stage, Source))
     folders = build.folders["documents"], build.folders["text"], build.folders.get("comparisons")
     others = {name: spread([split for split in build.splits if split.source == name]) for name in build.recipe.sources}
-    parts = files_by_part(with_ranges(build))
+    parts = files_by_part(with_file_ranges(build, with_ranges(build)))
     tasks = [
         DocumentsTask(files, source, own.per_document, own.recipe, own.model_paths(), *folders, others[files[0].source])
         for files, own in build.by_part(parts)
@@ -98,6 +101,7 @@ def build_documents(build: StepContext) -> dict[str, TableResult]:
         parts = [files for number, files in enumerate(parts) if number in build.only]
     results = check_unreachable(build, parts, results)
     clear_ranges(build)
+    clear_file_ranges(build)
     tables = ("documents", "text", *(("comparisons",) if "comparisons" in build.folders else ()))
     built = combine_parts(results, tables, by_source=True)
     built["documents"].failures.check(failure_limits(build.per_document), is_complete=True)
@@ -151,11 +155,12 @@ def rows_of_files(
     the file is a gap. So is a file of a crawl that is unreachable, if some may be. Raises ContractError if a file does
     not have the size that it had when the run was prepared.
     """
-    done = end = 0
+    done = 0
     for split in task.splits:
-        cause = ""
+        cause, end = "", split.first.offset
         with closing(ChosenRecords(split) if split.ranges else open_stream(split)) as stream:
-            output.meter.position = functools.partial(_position, stream, done)
+            begin = 0 if split.span is None else split.span.begin
+            output.meter.position = functools.partial(_position, stream, done - begin)
             try:
                 for row, drop in guard.read(task.source.open(split, stream, settings), stream):
                     end = row["offset"] + row["length"]
@@ -173,12 +178,16 @@ def rows_of_files(
             output.transfers.update(stream.transfers)
         check_size(split, size)
         entry = {"name": split.key, "bytes": size, "sha256": sha256}
+        if split.span is not None:
+            check_unchanged(split)
+            entry[RANGE] = {"begin": begin, "first": None if split.span.first is None else split.first.offset}
         output.sources.append(entry | ({CAUSE: cause} if cause else {}))
-        done, end = done + size, 0
+        done += size
 
 
 def _position(stream: HashedStream | ChosenRecords, done: int) -> int:
-    return done if stream.closed else done + stream.tell()
+    # A range of a compressed file may be read from bytes before it.
+    return max(0, done if stream.closed else done + stream.tell())
 
 
 def document_stages(stages: Sequence[PerDocument], recipe: Recipe, models: ModelPaths) -> RowStep:
@@ -194,9 +203,10 @@ def failure_limits(stages: Iterable[PerDocument]) -> dict[str, float]:
 
 def check_size(split: Split, size: int) -> None:
     """Raise ContractError unless `size` is the size that the file had when the run was prepared, if it is known."""
-    if size != split.size and not split.is_crawl:
+    expected = split.size if split.span is None else split.span.end - split.span.begin
+    if size != expected and not split.is_crawl:
         raise ContractError(
-            f"{split.uri}: expected {split.size} bytes, got {size} while reading. "
+            f"{split.uri}: expected {expected} bytes, got {size} while reading. "
             "Run `penstock run` again when the file is complete and no longer changes."
         )
 

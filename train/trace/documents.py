@@ -81,6 +81,16 @@ class DetailReader:
         return next((row for row in found if row), {})
 
 
+def _parts_at(firsts: Sequence[tuple[int, int]], offset: int) -> Iterator[int]:
+    """Yield the parts of a file that may have a row at an offset. `firsts`: (offset of its first row, part), sorted.
+
+    Records in one frame of a compressed file have the same offset, also if ranges begin between them.
+    """
+    end = bisect_right(firsts, offset, key=lambda own: own[0])
+    begin = bisect_left(firsts, offset, key=lambda own: own[0])
+    yield from (part for _, part in firsts[max(0, begin - 1) : end])
+
+
 class _MemberTables:
     """The tables that one member of a dataset was made from."""
 
@@ -93,12 +103,15 @@ class _MemberTables:
                 self._add(name, self._tables["clean"])
         documents = self._tables.get("documents")
         parts = documents[1].parts_of_inputs if documents else {}
-        self._is_shared = len({*parts.values()}) < len(parts)
-        self._parts: dict[str, set[int]] = {}
-        for name, number in parts.items():
+        self._is_shared = len({own[0] for own in parts.values()}) < len(parts)
+        self._parts: dict[str, list[list[tuple[int, int]]]] = {}
+        """By split, for each input file of this name: (offset of the first row, part) of each part of the file."""
+        for entry in documents[1].content.inputs if documents else ():
+            firsts = [0] if entry.ranges is None else [each.first for each in entry.ranges]
+            own = [(first, part) for first, part in zip(firsts, parts[entry.name]) if first is not None]
             # With several sources, the name of an input is `source/split`.
-            for split in {name, name.partition("/")[2]} - {""}:
-                self._parts.setdefault(split, set()).add(number)
+            for split in {entry.name, entry.name.partition("/")[2]} - {""}:
+                self._parts.setdefault(split, []).append(own)
 
     @property
     def missing(self) -> list[str]:
@@ -124,7 +137,8 @@ class _MemberTables:
         `place`: (split, offset, doc_id).
         """
         split, offset, doc_id = place
-        parts = self._parts.get(split, ()) if name in self._tables else ()
+        files = self._parts.get(split, ()) if name in self._tables else ()
+        parts = {part for firsts in files for part in _parts_at(firsts, offset)}
         rows = (self._part(name, part).row(bytes.fromhex(doc_id), offset, columns) for part in sorted(parts))
         return next((row for row in rows if row), {})
 

@@ -14,7 +14,7 @@ from pipeline.engine.stage import Drop, Row, Split
 from pipeline.sources.compression import ByteStream, FrameReader
 from pipeline.sources.config import SourceConfig
 from pipeline.sources.forums.temporary_rows import BATCH_ROWS, temporary_database
-from pipeline.sources.lines import BOM, LineReader, SourceRows, parse_object
+from pipeline.sources.lines import BOM, LineReader, SourceRows, lines_of, parse_object
 from pipeline.sources.provenance import SourceItem, account_bytes, encodable, new_row, set_text, set_title
 from pipeline.sources.rows import date_of, meta_of
 from schemas.storage import resolve_uri
@@ -91,7 +91,7 @@ def open_reddit(split: Split, stream: ByteStream, config: SourceConfig) -> Sourc
     Parts of these files that cannot be read are gaps of length 0 at the end.
     """
     rules, max_bytes = SubmissionRules(config), config.max_record_bytes
-    lines = LineReader(FrameReader(stream, None), max_bytes)
+    lines = lines_of(split, stream, max_bytes)
 
     def items() -> Iterator[SourceItem]:
         faults: list[Drop] = []

@@ -5,12 +5,13 @@ from that line on. Lengths add up to the size. Compressed bytes that cannot be d
 drop_value is their number. In Parquet files, offsets and lengths count rows.
 """
 
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pyarrow.parquet as pq
 
-from pipeline.engine.stage import Drop, Row, Split
+from pipeline.engine.stage import Drop, RangeStart, Row, Split
 from pipeline.sources.compression import ByteStream
 from pipeline.sources.config import SourceConfig
 from pipeline.sources.lines import SourceRows, parse_object, read_lines
@@ -60,7 +61,7 @@ def read_parquet(
     The unreadable rows of a row group are one gap, as are those beyond `most_rows`. An unreadable file is one gap of
     length 0, and the drop_value of this gap is the file's size [bytes].
     """
-    num_rows = 0
+    num_rows = split.first.offset
 
     def items() -> Iterator[SourceItem]:
         nonlocal num_rows
@@ -74,7 +75,8 @@ def read_parquet(
         except UNREADABLE:
             yield SourceItem(0, new_row("gap"), Drop("unreadable_gap", float(size)))
             return
-        for group in range(file.num_row_groups):
+        first_group = split.first.resume[0] if split.first.resume else 0
+        for group in range(first_group, file.num_row_groups):
             end = num_rows + file.metadata.row_group(group).num_rows
             texts = _texts(file, group, columns)
             bomb = max((text.total_uncompressed_size for text in texts if _is_bomb(text)), default=0)
@@ -95,6 +97,28 @@ def read_parquet(
                 num_rows = end
 
     return account_bytes(items(), split, lambda: num_rows)
+
+
+def find_row_groups(stream: ByteStream, config: SourceConfig, places: Sequence[int]) -> Iterator[RangeStart]:
+    """Yield, for each of the ascending places in a Parquet file, the first row of a row group, if there is one.
+
+    Groups have places by the sizes of their uncompressed values, of which the footer has the sum for each.
+    """
+    size, left, num_rows, begin = stream.seek(0, 2), deque(places), 0, 0
+    try:
+        facts = pq.ParquetFile(stream, pre_buffer=False).metadata
+        groups = [facts.row_group(number) for number in range(facts.num_row_groups)]
+    except UNREADABLE:
+        return
+    weights = [max(0, group.total_byte_size) for group in groups]
+    total = max(1, sum(weights))
+    for number, group in enumerate(groups):
+        if num_rows >= most_rows(size):
+            return
+        while left and group.num_rows > 0 and num_rows and left[0] * total <= begin * size:
+            left.popleft()
+            yield RangeStart(num_rows, 0, (number,))
+        num_rows, begin = num_rows + group.num_rows, begin + weights[number]
 
 
 def _texts(file: pq.ParquetFile, group: int, columns: list[str]) -> list[Any]:

@@ -3,7 +3,8 @@
 import io
 import json
 from collections.abc import Callable, Sequence
-from contextlib import closing
+from contextlib import closing, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from pipeline.sources.first_rows import (
     spread,
     suggest_text_field,
 )
+from pipeline.sources.ranges import ranges_of
 from pipeline.sources.source import open_split
 from pipeline.sources.splits import find_splits, open_stream
 from schemas.errors import ConfigError
@@ -182,3 +184,16 @@ def test_fields_of_tables(write: Callable[..., list[Split]]) -> None:
 def test_a_joined_text_without_its_fields_names_the_setting(write: Callable[..., list[Split]]) -> None:
     with pytest.raises(ConfigError, match=r"source\.text: expected the field `title, text`.*Set source\.text=body\."):
         read(write(a_csv=b"head,body\n1,abc\n"), text="title + text")
+
+
+def test_the_first_range_of_a_file_decides_by_the_whole_file(write: Callable[..., list[Split]]) -> None:
+    """A range may end before the first text, and later ones need none."""
+    for rows, fails in (([*BAD, *GOOD], False), (BAD, True)):
+        (split,) = write(a_jsonl=rows)
+        ranges = ranges_of(replace(split, num_ranges=6))
+        for part in ranges[1:]:
+            assert read([part]) == [0]
+        watch = TextWatch([ranges[0]], [split], SourceConfig(paths=("x",)), open_split)
+        watch.see({"record_type": "row", "drop_stage": "source", "drop_rule": "no_text_field"})
+        with pytest.raises(ConfigError, match=r"source\.text_field") if fails else nullcontext():
+            watch.end()

@@ -2,6 +2,7 @@
 
 import os
 from dataclasses import replace
+from pathlib import Path
 from unittest import mock
 
 import pyarrow.fs as pafs
@@ -11,7 +12,7 @@ from pipeline.engine.stage import Split
 from pipeline.sources import splits
 from pipeline.sources.config import SourceConfig
 from pipeline.sources.formats import FORMATS
-from pipeline.sources.splits import files_by_part, find_splits, part_numbers
+from pipeline.sources.splits import files_by_part, find_splits, part_numbers, splits_of
 from schemas.config import build_recipe
 from schemas.errors import ConfigError
 
@@ -229,3 +230,62 @@ def test_small_files_share_a_part_only_if_there_are_many(monkeypatch: pytest.Mon
     assert part_numbers(_splits([1] * 5, "jjwwj")) == [0, 0, 1, 1, 2]
     grouped = [replace(split, ordinal=number) for split, number in zip(_splits([1] * 7), [0, 0, 0, 1, 1, 1, 2])]
     assert [len(files) for files in files_by_part(grouped)] == [3, 3, 1]
+
+
+def test_large_files_have_a_part_for_each_range(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(splits, "MAX_OWN_PARTS", 3)
+    monkeypatch.setattr(splits, "SHARED_FILES", 3)
+    files = [replace(split, num_ranges=split.size) for split in _splits([1, 4, 1, 1, 2])]
+    assert part_numbers(files[:3]) == [0, 1, 5]
+    assert part_numbers(files) == [0, 1, 5, 5, 6]
+    assert part_numbers([files[1], *files[2:]]) == [0, 4, 4, 5]
+
+
+@pytest.mark.parametrize(
+    ("name", "part_bytes", "number"),
+    [
+        ("a.jsonl", (1 << 20) + 1, 2),
+        ("a.jsonl", (2 << 20) + 1, 1),
+        ("a.jsonl", 2 << 20, 1),
+        ("a.jsonl", 1 << 20, 2),
+        ("a.jsonl", 0, 1),
+        ("a.warc.gz", 1 << 20, 2),
+        ("a.parquet", 1 << 20, 2),
+        ("a.csv", 1 << 20, 1),
+        ("a.arrow", 1 << 20, 1),
+        ("a-pages-articles.xml.bz2", 1 << 20, 1),
+    ],
+)
+def test_the_number_of_ranges_of_a_file(tmp_path: Path, name: str, part_bytes: int, number: int) -> None:
+    (tmp_path / name).write_bytes(bytes(2 << 20))
+    (found,) = find_splits(SourceConfig(paths=(str(tmp_path / name),), part_bytes=part_bytes))
+    assert found.num_ranges == number
+
+
+def test_a_file_with_companions_is_not_divided(tmp_path: Path) -> None:
+    for name in ("RS_2015-01", "RC_2015-01"):
+        (tmp_path / name).write_bytes(b"{}\n" * (1 << 20))
+    for comments, number in (((), 3), ((f"{tmp_path}/RC_2015-01",), 1)):
+        paths, reddit = (f"{tmp_path}/RS_2015-01",), {"comments": comments} if comments else {}
+        (found,) = find_splits(SourceConfig.model_validate({"paths": paths, "part_bytes": 1 << 20, "reddit": reddit}))
+        assert found.num_ranges == number
+
+
+def test_the_parts_of_sources_follow_each_other(tmp_path: Path) -> None:
+    (tmp_path / "large.jsonl").write_bytes(b"{}\n" * (1 << 20))
+    (tmp_path / "small.jsonl").write_bytes(b"{}\n")
+    large, small = ({"name": name, "paths": [f"{tmp_path}/{name}.jsonl"]} for name in ("large", "small"))
+    large["part_bytes"] = 1 << 20
+    recipe = build_recipe({"source": [large, small]}, {"source": SourceConfig}, "t")
+    assert [(split.key, split.ordinal) for split in splits_of(recipe)] == [
+        ("large/large.jsonl", 0),
+        ("small/small.jsonl", 3),
+    ]
+
+
+def test_the_content_of_a_source_does_not_have_the_size_of_parts() -> None:
+    """A run on files that are not divided stays as it is, whatever the size."""
+    sizes = [SourceConfig(paths=("x",), part_bytes=size).content() for size in (0, 1 << 20, 512 << 20)]
+    assert sizes[0] == sizes[1] == sizes[2]
+    with pytest.raises(ValueError, match="expected 0 or at least 1048576 bytes, got 1000"):
+        SourceConfig(paths=("x",), part_bytes=1000)

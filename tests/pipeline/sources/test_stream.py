@@ -27,6 +27,36 @@ def test_digest_and_bytes_do_not_depend_on_how_the_file_is_read(jumps):
     assert stream.finish() == (DIGEST, len(CONTENT))
 
 
+@given(JUMPS, st.integers(0, len(CONTENT)), st.integers(0, len(CONTENT)))
+def test_the_digest_of_a_range_is_that_of_its_bytes(jumps, begin, size):
+    stream = HashedStream(io.BytesIO(CONTENT), begin, begin + size)
+    for place, wanted in jumps:
+        position = stream.seek(place)
+        assert stream.read(wanted) == (CONTENT[position:] if wanted < 0 else CONTENT[position : position + wanted])
+    part = CONTENT[begin : begin + size]
+    assert stream.finish() == (hashlib.sha256(part).hexdigest(), len(part))
+
+
+class CountedBytes(io.BytesIO):
+    num_read = 0
+
+    def read(self, size=-1):
+        data = super().read(size)
+        self.num_read += len(data)
+        return data
+
+
+@pytest.mark.parametrize(("first", "num_read"), [(0, 4000), (1000, 3000), (1300, 3000), (3999, 3000)])
+def test_the_bytes_before_the_first_record_of_a_range_are_read_once(first, num_read):
+    inner = CountedBytes(CONTENT)
+    stream = HashedStream(inner, 1000, 4000)
+    stream.seek(first)
+    while stream.tell() < 4000:
+        stream.read(min(500, 4000 - stream.tell()))
+    stream.finish()
+    assert inner.num_read == num_read
+
+
 def test_finish_without_reading_reads_everything():
     assert HashedStream(io.BytesIO(CONTENT)).finish() == (DIGEST, 10240)
     assert HashedStream(io.BytesIO(b"")).finish() == (hashlib.sha256(b"").hexdigest(), 0)
