@@ -67,6 +67,7 @@ bench: setup ## measure speed, as ratios taken in one run (PAGES=jsonl PEER="pyt
 	$(BIN)/python -m bench.formats
 	$(if $(PAGES),$(BIN)/python -m bench.signals $(PAGES) $(PEER))
 	$(if $(LMPLZ),$(BIN)/python -m bench.lm --lmplz $(LMPLZ) $(TEXTS))
+	$(BIN)/python -m bench.figures
 
 bench-extraction: setup ## compare extractors on pages with human main text: F1, snippets, documents lost, time (half an hour)
 	$(BIN)/python -m tests.bench_extraction
