@@ -16,6 +16,8 @@ from pipeline.decontaminate.config import DecontaminateConfig
 from pipeline.decontaminate.index import FILE, IGNORED, SET, compile_index
 from pipeline.decontaminate.match import MOSTLY, cut_row, open_index
 from pipeline.engine.stage import EVERY, Check, Cutoffs, PerDocument, Row, RowFunction
+from pipeline.minhash.shingles import text_keys
+from pipeline.text.words import Codes
 from schemas.tables import flatten_entries
 from schemas.text import text_table
 
@@ -99,6 +101,14 @@ def canary_counter(config: DecontaminateConfig) -> Callable[[str], int]:
     return lambda text: sum(map(text.count, config.canaries))
 
 
+def keys_of_row(row: Row) -> Codes:
+    """Return the keys of the normalized words of a row's text after cuts. The first call stores them in the row."""
+    keys: Codes | None = row["_words"]
+    if keys is None:
+        keys = row["_words"] = text_keys(row["_body"])
+    return keys
+
+
 def make(config: DecontaminateConfig, models: Mapping[str, str]) -> RowFunction:
     """Return the function that measures the row of a document; it drops no document.
 
@@ -112,7 +122,7 @@ def make(config: DecontaminateConfig, models: Mapping[str, str]) -> RowFunction:
         row["canaries"] = canaries(row["text"]) if config.canaries else None
         if index is None:
             return
-        overlap = index.overlap(row["_body"], row["_words"])
+        overlap = index.overlap(row["_body"], keys_of_row(row))
         row["contamination"] = overlap.ngrams if overlap else {}
         row["contaminated_share"] = overlap.share if overlap else 0.0
         if overlap:

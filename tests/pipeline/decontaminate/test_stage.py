@@ -39,12 +39,16 @@ def row_of(text: str) -> dict:
 
 
 def measured(config: DecontaminateConfig, folder: Path, *texts: str) -> list[dict]:
-    """Return the rows of texts after the stage."""
+    """Return the rows of texts after the stage, which may have to compute the keys of their words."""
     paths = model_files(config)
     function = make(config, paths | compile_index(config, paths, str(folder)))
     rows = [row_of(text) for text in texts]
     for row in rows:
+        unread = row | {"_words": None}
         assert function(row) is None
+        assert function(unread) is None
+        assert np.array_equal(unread.pop("_words"), row["_words"])
+        assert unread == {name: value for name, value in row.items() if name != "_words"}
     return rows
 
 
