@@ -48,6 +48,8 @@ MEASURES = ("pipeline", "schemas", "jobs/recipes/web.toml", "jobs/spark_session.
 Figures = dict[str, float]
 AS_NATIVE = ('extract.extractor="resiliparse"', "extract.metadata=false")
 """Settings with which the pass extracts as the bare calls do, and as the peer does."""
+AS_PEER, NOT_OF_PEER = (LANGUAGES, *AS_NATIVE, "audit.documents=0"), ("templates", "classifier")
+"""Settings with which the chain has the steps that the peer has, and sections of the recipe that it does without."""
 
 
 def machine_cpu() -> float:
@@ -111,7 +113,9 @@ def bench_pass(one: list[Path], many: list[Path], folder: Path) -> Figures:
     return figures
 
 
-def chain(paths: list[Path], out: Path, tokenizer: str | None, settings: Sequence[str]) -> tuple[float, int, str]:
+def chain(
+    paths: list[Path], out: Path, tokenizer: str | None, settings: Sequence[str], unset: Sequence[str]
+) -> tuple[float, int, str]:
     """CPU seconds of the machine and rows of a whole run in a process of its own, and its tokenizer's path."""
     overrides = [f"source.paths={[str(path) for path in paths]}", *settings]
     if tokenizer:
@@ -119,6 +123,8 @@ def chain(paths: list[Path], out: Path, tokenizer: str | None, settings: Sequenc
     command = [sys.executable, "-m", "jobs.run_all", str(RECIPE), "--out", str(out)]
     for override in overrides:
         command += ["--set", override]
+    for section in unset:
+        command += ["--unset", section]
     started = machine_cpu()
     subprocess.run(command, check=True, stderr=subprocess.DEVNULL, cwd=ROOT)
     spent = machine_cpu() - started
@@ -145,9 +151,11 @@ def peer_chain(paths: list[Path], out: Path, peer: list[str], model: str) -> tup
 def bench_chain(one: list[Path], many: list[Path], folder: Path, peer: list[str] | None) -> Figures:
     """Print the whole chain, archives to tokens, against the peer's, and return the figures."""
     figures: Figures = {}
-    for name, settings in (("same_extractor", (LANGUAGES, *AS_NATIVE)), ("recipe", ())):
-        *_, tokenizer = chain(one, folder / f"{name}0", None, settings)
-        small, large = (chain(paths, folder / f"{name}{len(paths)}", tokenizer, settings)[:2] for paths in (one, many))
+    for name, settings, unset in (("same_extractor", AS_PEER, NOT_OF_PEER), ("recipe", (), ())):
+        *_, tokenizer = chain(one, folder / f"{name}0", None, settings, unset)
+        small, large = (
+            chain(paths, folder / f"{name}{len(paths)}", tokenizer, settings, unset)[:2] for paths in (one, many)
+        )
         ours = slope(small, large)
         print(f"chain               {ours[0]:7.2f} ms/page   fixed {ours[1]:6.2f} s   {1000 / ours[0]:.0f} pages/CPU s")
         figures |= {f"chain_{name}_ms": ours[0], f"chain_{name}_rate": 1000 / ours[0], f"chain_{name}_fixed": ours[1]}
