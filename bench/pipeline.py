@@ -48,8 +48,9 @@ MEASURES = ("pipeline", "schemas", "jobs/recipes/web.toml", "jobs/spark_session.
 Figures = dict[str, float]
 AS_NATIVE = ('extract.extractor="resiliparse"', "extract.metadata=false")
 """Settings with which the pass extracts as the bare calls do, and as the peer does."""
-AS_PEER, NOT_OF_PEER = (LANGUAGES, *AS_NATIVE, "audit.documents=0"), ("templates", "classifier")
-"""Settings with which the chain has the steps that the peer has, and sections of the recipe that it does without."""
+AS_PEER = (LANGUAGES, *AS_NATIVE, "audit.documents=0")
+NOT_OF_PEER = ("templates.min_share", "classifier.models", "classifier.min_score")
+"""Settings of the recipe without which the chain has the steps that the peer has."""
 
 
 def machine_cpu() -> float:
@@ -123,8 +124,8 @@ def chain(
     command = [sys.executable, "-m", "jobs.run_all", str(RECIPE), "--out", str(out)]
     for override in overrides:
         command += ["--set", override]
-    for section in unset:
-        command += ["--unset", section]
+    for setting in unset:
+        command += ["--unset", setting]
     started = machine_cpu()
     subprocess.run(command, check=True, stderr=subprocess.DEVNULL, cwd=ROOT)
     spent = machine_cpu() - started
