@@ -3,6 +3,7 @@
 import sys
 import unicodedata
 from contextlib import closing
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -200,3 +201,31 @@ def test_real_pages(real_pages: list[str]) -> None:
         assert_same_markup(body)
         if sources := blocks.cut_blocks(body).sources():
             assert_same_words(sources, lexicon, tree.title or "")
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="the memory of a process is read from /proc")
+def test_calls_leave_nothing_behind() -> None:
+    """The memory of a process does not grow with the number of calls, refused ones included."""
+    page = (
+        '<body><div class="a B" itemprop="É" id="c"><p>Hello wörld, <b>1,234</b> ΣΑΣ</p><svg>x</svg></div></body>' * 60
+    )
+    module = native.loaded()
+
+    def call() -> None:
+        assert_same_markup(page)
+        assert_same_words(["Hello wörld ΟΔΟΣ"], ODDS, "Hello")
+        assert_same_counts(page)
+        module.lexicon({"a": 1.0}, "x")
+        for function, arguments in ((module.read_markup, (5, 1)), (module.look_up, (ODDS.native, [5], set(), 4, 0.0))):
+            with pytest.raises(TypeError):
+                function(*arguments)
+
+    def resident() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+
+    for _ in range(300):
+        call()
+    before = resident()
+    for _ in range(1500):
+        call()
+    assert resident() - before < 4 << 20
