@@ -24,8 +24,10 @@ import torch
 from bench.gpu_peers import measure_peers
 from bench.train_gpu import (
     GPU_CASES,
+    LARGE_CASE,
     SECONDS,
     TINY_CASES,
+    TINY_LARGE_CASE,
     VARIANTS,
     Deadline,
     GpuCase,
@@ -185,10 +187,13 @@ def best_variant(folder: Path) -> Variant:
 
 
 def call_5(call: Call) -> None:
-    """A run killed and resumed beside an uninterrupted one, offloading, checkpoints, and the device measured."""
+    """A run killed and resumed beside an uninterrupted one, a large model and its offloading, checkpoints, and the
+    device measured."""
     with tempfile.TemporaryDirectory() as scratch:
         run_resumes(call, Path(scratch))
-    measure_cases(call.cases[:1], [Variant(offload=True, compile=False)], call.ranks, call.keep, call.deadline)
+    large = LARGE_CASE if call.cuda else TINY_LARGE_CASE
+    variants = [Variant(), Variant("fp8"), Variant(offload=True, compile=False)]
+    measure_cases([large], variants, call.ranks, call.keep, call.deadline)
     if call.deadline.has_room:
         call.keep({"check": "calibrate"} | calibrated(call))
     else:

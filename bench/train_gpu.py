@@ -11,7 +11,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -60,12 +60,15 @@ GPU_CASES = (
     GpuCase("1B", llama(50304, 16, 2048, (16, 4), 5632), 64, 2048, 4.5e4, 7e4, 8),
 )
 """Steps of 524,288, 262,144 and 131,072 tokens: about a second and a half each on an H100."""
+LARGE_CASE = GpuCase("3B", llama(50304, 28, 3072, (24, 8), 8192), 32, 2048, micro_batch=4)
+"""A model whose weights, gradients and states, 50 GB, leave an H100 no room for activations of a micro-batch."""
 TINY = llama(512, 2, 64, (4, 4), 128).model_copy(update={"tie_embeddings": True})
 TINY_CASES = tuple(
     GpuCase(f"tiny {case.name}", TINY.model_copy(update={"num_layers": layers}), 8, 64, micro_batch=4)
     for layers, case in zip((2, 3, 4), GPU_CASES)
 )
 """The same on a CPU: the depth alone differs, so that compiled layers are found in the cache."""
+TINY_LARGE_CASE = replace(TINY_CASES[0], name="tiny 3B", shape=TINY.model_copy(update={"num_layers": 5}))
 
 
 @dataclass(frozen=True)
@@ -76,23 +79,29 @@ class Variant:
     compile: bool = True
     documents: bool = True
     offload: bool = False
+    deterministic: bool = False
 
     @property
     def name(self) -> str:
         """In words."""
         words = [self.precision, "compile" if self.compile else "eager"]
         words += ["documents"] if self.documents else []
-        return " ".join([*words, *(["offload"] if self.offload else [])])
+        words += ["offload"] if self.offload else []
+        return " ".join([*words, *(["deterministic"] if self.deterministic else [])])
 
     def sections(self, case: GpuCase) -> dict[str, dict[str, Any]]:
         """The settings, none of them left to a default that depends on the device."""
         train = {"seq_len": case.seq_len, "precision": self.precision, "document_mask": self.documents}
+        train |= {"deterministic": self.deterministic}
         layout = {"micro_batch": case.micro_batch, "data": "zero2", "compile": self.compile, "offload": self.offload}
         return {"train": train, "layout": layout}
 
 
-VARIANTS = (Variant(), Variant("fp8"), Variant(documents=False), Variant(compile=False))
-"""What users run comes first, as a deadline may leave out the rest."""
+VARIANTS = (
+    *(Variant(), Variant("fp8"), Variant(documents=False)),
+    *(Variant(compile=False), Variant(deterministic=True)),
+)
+"""What users run comes first, as a deadline may leave out the rest. The last one leaves its process slower in fp8."""
 
 
 class Deadline:

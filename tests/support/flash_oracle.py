@@ -14,6 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import varlen
 
+from train.model.flash_attention import KERNELS_4
+
 
 def _attend(q_NHK: Tensor, k_NGK: Tensor, v_NGK: Tensor, starts: list[int], causal: bool) -> Tensor:
     documents = []
@@ -64,3 +66,40 @@ def flash_on_cpu() -> Iterator[None]:
     varlen._varlen_attn.register_kernel("cpu", _forward)
     varlen._varlen_attn_backward.register_kernel("cpu", _backward)
     yield
+
+
+@contextmanager
+def flash_4_on_cpu() -> Iterator[None]:
+    """Put CPU functions in the place of the kernels of FlashAttention 4."""
+
+    def forward(q: Tensor, k: Tensor, v: Tensor, *, causal: bool, return_lse: bool, **limits: Any) -> tuple[Any, ...]:
+        assert return_lse
+        starts, longest = limits["cu_seqlens_q"], limits["max_seqlen_q"]
+        y_NHK, log_z_HN, _ = _forward(q, k, v, starts, limits["cu_seqlens_k"], longest, limits["max_seqlen_k"], causal)
+        return y_NHK, log_z_HN, None, None, None
+
+    def backward(
+        q: Tensor, k: Tensor, v: Tensor, y: Tensor, gradient: Tensor, log_z: Tensor, **limits: Any
+    ) -> tuple[Tensor, ...]:
+        assert gradient.is_contiguous()
+        assert limits["deterministic"] == torch.are_deterministic_algorithms_enabled()
+        starts = limits["cu_seqlens_q"]
+        return _backward(gradient, q, k, v, y, log_z, starts, starts, 0, 0, limits["causal"])
+
+    with _kernels_4(forward, backward):
+        yield
+
+
+@contextmanager
+def no_flash_4() -> Iterator[None]:
+    """Leave attention to the FlashAttention of torch, also where version 4 is installed."""
+    with _kernels_4(None, None):
+        yield
+
+
+@contextmanager
+def _kernels_4(*kernels: Any) -> Iterator[None]:
+    before = (KERNELS_4.forward, KERNELS_4.backward)
+    KERNELS_4.forward, KERNELS_4.backward = kernels
+    yield
+    KERNELS_4.forward, KERNELS_4.backward = before

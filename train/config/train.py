@@ -115,6 +115,9 @@ class TrainConfig(Section):
     """With precision = fp8: granularity of the scales, and the implementation. tensor: per matrix, by this project;
     row: per row, by torchao; gather: per matrix, by torchao, and zero2 and zero3 all-gather weights in fp8. On an H200
     a layer of a model of 350 M parameters takes 5.2 ms with tensor, 7.8 ms with row and 5.4 ms in bf16."""
+    deterministic: bool = execution(False)
+    """On a CUDA device, use only algorithms that add in a fixed order, so that the same run, also when resumed,
+    computes the same bits on the same hardware and versions. On a CPU it always does."""
     skip_file: str = execution("")
     """Path of the skip list below the run's train folder; empty = none. Not a content field: checkpoints store its
     digest."""

@@ -12,39 +12,25 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
-from importlib.util import find_spec
-from inspect import signature
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.attention import activate_flash_attention_impl
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
-from torch.nn.attention.varlen import varlen_attn
 
 from train.model.cpu_attention import MAX_TILE_QUERIES, attend_in_tiles
+from train.model.flash_attention import KERNEL_DTYPES, attend_varlen
 from train.model.shape import ModelShape
 
-# Masks of documents that share a row. With a 16-bit dtype, a CUDA device uses FlashAttention (`varlen_attn`), or
-# FlexAttention for the shapes that FlashAttention does not support. A CPU cuts the row into tiles
-# (train/model/cpu_attention.py).
+# Masks of documents that share a row. With a 16-bit dtype, a CUDA device uses FlashAttention
+# (train/model/flash_attention.py), or FlexAttention for the shapes that FlashAttention does not support. A CPU cuts the
+# row into tiles (train/model/cpu_attention.py).
 
 BLOCK = 128
 """Number of positions in a block of FlexAttention, whose kernels are made for this size."""
 MIN_FLEX_HEAD = 16
 """Smallest head width that FlexAttention's kernels support."""
-FLASH_HEADS = range(8, 257, 8)
-"""Head widths that FlashAttention's kernels support."""
-MIN_FLASH_CAPABILITY = (8, 0)
-"""Minimum CUDA compute capability (Ampere) of FlashAttention's kernels."""
-FLASH_3 = ("FA3", "flash_attn_interface", (9, 0))
-"""FlashAttention 3: its name in torch, the module that contains its kernels, and the only capability (Hopper)."""
-KERNEL_DTYPES = (torch.bfloat16, torch.float16)
-"""Dtypes that FlashAttention and FlexAttention support; in float32 their tiles exceed a GPU's shared memory."""
-
-_GROUPED: dict[str, Any] = {"enable_gqa": True} if "enable_gqa" in signature(varlen_attn).parameters else {}
-"""Keyword argument of `varlen_attn` that enables grouped heads; torch 2.11 lacks it and always allows them."""
 
 
 @dataclass(frozen=True)
@@ -59,47 +45,11 @@ class RowDocuments:
     """Dtype of queries, keys and values."""
 
 
-def uses_flash_attention(device: torch.device, shape: ModelShape, dtype: torch.dtype) -> bool:
-    """Return True if FlashAttention supports this device, shape and dtype."""
-    if device.type != "cuda" or dtype not in KERNEL_DTYPES:
-        return False
-    return shape.positions == "rope" and shape.head_dim in FLASH_HEADS and _capability(device) >= MIN_FLASH_CAPABILITY
-
-
 def uses_blocks(device: torch.device, shape: ModelShape, dtype: torch.dtype) -> bool:
     """Return True if the device has a kernel that masks documents without a T × T matrix."""
     if device.type == "cuda":
         return shape.positions == "rope" and shape.head_dim >= MIN_FLEX_HEAD and dtype in KERNEL_DTYPES
     return shape.positions == "rope" and device.type == "cpu"
-
-
-@cache
-def _capability(device: torch.device) -> tuple[int, int]:
-    return torch.cuda.get_device_capability(device)
-
-
-def activate_flash_3(device: torch.device) -> bool:
-    """Activate FlashAttention 3 in torch if it is installed and the device is a Hopper GPU; return True if so."""
-    name, module, capability = FLASH_3
-    if device.type != "cuda" or _capability(device) != capability or find_spec(module) is None:
-        return False
-    activate_flash_attention_impl(name)
-    return True
-
-
-def attend_varlen(q_BHTK: Tensor, k_BGTK: Tensor, v_BGTK: Tensor, starts_N: Tensor, causal: bool) -> Tensor:
-    """Return FlashAttention's output within documents, (B, H, T, K).
-
-    `starts_N`: offset of each document's start in the concatenated rows, then their end, int32.
-    """
-    rows, length = q_BHTK.shape[0], q_BHTK.shape[2]
-    q_NHK, k_NGK, v_NGK = (x.transpose(1, 2).flatten(0, 1) for x in (q_BHTK, k_BGTK, v_BGTK))
-    window = (-1, 0) if causal else (-1, -1)
-    # The row length in place of the longest document's length, which would become a constant of the compiled graph. The
-    # kernel only sets the size of its grid by it.
-    y_NHK = varlen_attn(q_NHK, k_NGK, v_NGK, starts_N, starts_N, length, length, window_size=window, **_GROUPED)
-    y_BHTK: Tensor = y_NHK.unflatten(0, (rows, length)).transpose(1, 2)  # type: ignore[union-attr]
-    return y_BHTK
 
 
 def document_mask(documents_BT: Tensor, causal: bool) -> Tensor:

@@ -31,8 +31,8 @@ from train.model.attention import (
     rotation_table,
     sinusoids,
     uses_blocks,
-    uses_flash_attention,
 )
+from train.model.flash_attention import uses_flash_attention
 from train.model.loss import HeadLoss
 from train.model.shape import ModelShape
 
@@ -122,7 +122,8 @@ _PRODUCTS = {
     *(_ATEN.mm.default, _ATEN.addmm.default, _ATEN.bmm.default, _ATEN._scaled_mm.default),
     *(_ATEN._scaled_dot_product_flash_attention_for_cpu.default, _ATEN._scaled_dot_product_flash_attention.default),
     *(_ATEN._scaled_dot_product_efficient_attention.default, _ATEN._scaled_dot_product_cudnn_attention.default),
-    torch.ops.penstock.attend_in_tiles.default,  # registered by the import of train.model.attention
+    # The two are registered by the import of train.model.attention.
+    *(torch.ops.penstock.attend_in_tiles.default, torch.ops.penstock.attend_documents.default),
     *(torch.ops.higher_order.flex_attention, torch.ops.torch_attn._varlen_attn.default),
 }
 """Operators whose outputs selective checkpointing stores: they cost most to recompute for the memory they need."""

@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from train.config.settings import Settings
 from train.data.rows import Rows, concatenate_rows
-from train.model.attention import activate_flash_3
+from train.model.flash_attention import activate_flash_attention
 from train.model.fp8 import compute_scales, enable_fp8
 from train.model.loss import HeadLoss, LossTally
 from train.model.shape import LOGIT_TILE, ModelShape
@@ -25,7 +25,7 @@ from train.parallel.data_parallel import NUMBER_FORMATS, ShardedStates, shard, s
 from train.parallel.layout import data_ranks, layers_of, num_micro_batches, rows_of, stages_of
 from train.parallel.memory import layers_to_recompute
 from train.parallel.pipeline import Pipeline
-from train.parallel.ranks import Ranks, build_mesh
+from train.parallel.ranks import Ranks, build_mesh, use_fixed_order
 from train.parallel.tensor_context import apply_context_parallel, apply_tensor_parallel, context_part
 
 
@@ -45,6 +45,8 @@ class SplitModel:
         self.shape, self.settings, self.ranks = shape, settings, ranks
         layout = settings.layout
         use_matrix_units(ranks.device)
+        if ranks.device.type == "cuda":
+            use_fixed_order(settings.train.deterministic)
         self.mesh = build_mesh(layout, ranks.world_size, ranks.device.type)
         self.num_stages = self.mesh.axes["pipeline"] * layout.stages
         self.stages = stages_of(layout, self.mesh.place("pipeline")) if self.num_stages > 1 else [0]
@@ -294,9 +296,9 @@ class SplitModel:
 
 
 def use_matrix_units(device: torch.device) -> None:
-    """Enable TF32 for float32 products on a CUDA device, and FlashAttention 3 if it is installed."""
+    """Enable TF32 for float32 products on a CUDA device, and the newest FlashAttention installed."""
     # TF32 rounds factors to 10 bits of mantissa and sums in float32. That is enough for the products that stay in
     # float32 beside a 16-bit dtype. By the data sheets of A100 and H100, they take a tenth of the time.
     if device.type == "cuda":
         torch.set_float32_matmul_precision("high")
-        activate_flash_3(device)
+        activate_flash_attention(device)

@@ -133,6 +133,23 @@ def use_expandable_segments() -> None:
         os.environ[ALLOCATOR_SETTINGS[0]] = "expandable_segments:True"
 
 
+CUBLAS_WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
+"""Environment variable with the workspaces of cuBLAS."""
+
+
+def use_fixed_order(fixed: bool) -> None:
+    """Set whether CUDA uses only algorithms that add in a fixed order; call it before the first matrix product.
+
+    An operator without such an algorithm then raises RuntimeError.
+    """
+    if fixed:
+        # With workspaces of a fixed size, cuBLAS adds in a fixed order; torch requires the variable. By default torch
+        # gives Hopper the same 32 MiB.
+        os.environ.setdefault(CUBLAS_WORKSPACE, ":4096:8")
+    torch.use_deterministic_algorithms(fixed)
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+
+
 T = TypeVar("T")
 
 # Rank 0 hashes the whole dataset while the other ranks wait for its broadcast. A rank that dies is still detected at

@@ -24,8 +24,8 @@ from train.model.attention import (
     rotation_table,
     sinusoids,
     uses_blocks,
-    uses_flash_attention,
 )
+from train.model.flash_attention import uses_flash_attention
 from train.model.shape import ModelShape
 
 CPU = torch.device("cpu")
@@ -175,7 +175,7 @@ def test_flex_attention_equals_the_fused_kernel(length: int, groups: int, causal
 
 def test_devices_and_shapes_with_blocks_and_with_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     capability = [(8, 0)]
-    monkeypatch.setattr("train.model.attention._capability", lambda device: capability[0])
+    monkeypatch.setattr("train.model.flash_attention._capability", lambda device: capability[0])
     cuda, bf16, fp32 = torch.device("cuda"), torch.bfloat16, torch.float32
     wide = TINY.model_copy(update={"head_dim": 16})
     assert uses_blocks(cuda, wide, bf16)

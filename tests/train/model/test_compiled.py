@@ -91,7 +91,7 @@ def check_graphs(ranks: Ranks, layout: dict[str, Any], precision: str) -> None:
 
 
 def test_float32_is_tf32_on_a_cuda_device_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("train.model.attention._capability", lambda device: (8, 0))
+    monkeypatch.setattr("train.model.flash_attention._capability", lambda device: (8, 0))
     before = torch.get_float32_matmul_precision()
     try:
         torch.set_float32_matmul_precision("highest")

@@ -23,6 +23,7 @@ from train.parallel.ranks import (
     machine_placement,
     open_ranks,
     use_expandable_segments,
+    use_fixed_order,
 )
 from train.pretrain.__main__ import main
 
@@ -186,3 +187,16 @@ def test_what_the_user_has_set_is_left_alone(monkeypatch: pytest.MonkeyPatch) ->
         monkeypatch.setenv(name, "backend:cudaMallocAsync")
     use_expandable_segments()
     assert {os.environ[name] for name in ALLOCATOR_SETTINGS} == {"backend:cudaMallocAsync"}
+
+
+def test_a_fixed_order_of_sums_is_set_and_unset(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
+    try:
+        use_fixed_order(False)
+        assert "CUBLAS_WORKSPACE_CONFIG" not in os.environ
+        use_fixed_order(True)
+        assert torch.are_deterministic_algorithms_enabled()
+        assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
+    finally:
+        use_fixed_order(False)
+    assert not torch.are_deterministic_algorithms_enabled()

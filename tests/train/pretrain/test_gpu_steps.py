@@ -13,7 +13,7 @@ import torch
 from bench.gpu_calls import make_run
 from bench.train_gpu import Compilations, compilations, count_from_here
 from schemas.storage import Store
-from tests.support.tiny_runs import cut_back, deviations, metrics, notes
+from tests.support.tiny_runs import cut_back, deviations, metrics, notes, state_at
 from train.parallel.ranks import open_ranks
 from train.pretrain.loop import train
 
@@ -64,6 +64,23 @@ def test_a_run_resumes_from_its_checkpoint(tmp_path: Path, cuda: bool) -> None:
     loss, norm = deviations(resumed, whole)
     assert loss < CLOSE
     assert norm < 10 * CLOSE
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not CUDA, reason="no CUDA device")
+@pytest.mark.parametrize("precision", ["bf16", "fp8"])
+def test_a_deterministic_run_resumes_with_the_same_bits(tmp_path: Path, precision: str) -> None:
+    settings = {"train": {"precision": precision, "steps": 8}, "checkpoint": {"every": 4, "keep": 9}}
+    overrides = ("layout.compile=true", "train.deterministic=true")
+    whole = run_of(tmp_path / "whole", True, *overrides, **settings)
+    resumed = shutil.copytree(whole, tmp_path / "resumed")
+    cut_back(resumed, 4)
+    run_of(resumed, True, *overrides)
+    assert [note.step for note in notes(resumed)] == [4, 8]
+    assert deviations(resumed, whole) == (0.0, 0.0)
+    states = [state_at(folder, 8) for folder in (resumed, whole)]
+    assert states[0].keys() == states[1].keys()
+    assert all(torch.equal(value, states[1][name]) for name, value in states[0].items())
 
 
 @pytest.mark.gpu
