@@ -5,10 +5,12 @@ the user can fix is returned as a result, because Spark would otherwise run the 
 """
 
 import functools
+import hashlib
 import itertools
 import json
 import os
 import re
+import shutil
 import sys
 import uuid
 from collections.abc import Callable, Iterator, Sequence
@@ -388,25 +390,47 @@ def task_context() -> TaskContext:
     return context
 
 
-def ship_models(spark: SparkSession, paths: Sequence[str]) -> None:
-    """Make model files available on every worker under their base names.
+_SHIPPED: dict[tuple[str, str], tuple[int, int]] = {}
+"""Size and time of each model file when it was sent to the workers, by application and path."""
 
-    Raises ConfigError if two files have the same base name.
+
+def ship_models(spark: SparkSession, paths: Sequence[str]) -> None:
+    """Make model files available on every worker, each under a name of its own; workers of this machine read the files.
+
+    Raises ConfigError if a file has changed since this session sent it, because a session cannot replace a file.
     """
-    places: dict[str, str] = {}
+    context = spark.sparkContext
+    if on_this_machine(spark):
+        return
+    folder = os.path.join(SparkFiles.getRootDirectory(), "penstock")
+    os.makedirs(folder, exist_ok=True)
     for path in sorted(set(paths)):
-        other = places.setdefault(os.path.basename(path), path)
-        if other != path:
+        status = os.stat(path)
+        now = (status.st_size, status.st_mtime_ns)
+        key = (str(context.applicationId), path)
+        if key not in _SHIPPED:
+            # A copy, so that workers that start later get the same bytes.
+            context.addFile(shutil.copyfile(path, os.path.join(folder, _shipped_name(path))))
+            _SHIPPED[key] = now
+        elif _SHIPPED[key] != now:
             raise ConfigError(
-                f"models: expected model files with different names, got {other} and {path}. Rename one of the files."
+                f"models: expected {path} as this Spark session sent it to its workers, got a changed file. Start "
+                "another session."
             )
-    for path in places.values():
-        spark.sparkContext.addFile(path)
+
+
+def on_this_machine(spark: SparkSession) -> bool:
+    """Return True if the workers of a session run on the driver's machine, and so can read its files."""
+    return str(spark.sparkContext.master).startswith("local")
 
 
 def worker_path(path: str) -> str:
     """Return the path of a model file on this worker: `path` if it exists here, else the path of the shipped copy."""
-    return path if os.path.exists(path) else SparkFiles.get(os.path.basename(path))
+    return path if os.path.exists(path) else SparkFiles.get(_shipped_name(path))
+
+
+def _shipped_name(path: str) -> str:
+    return f"{hashlib.sha256(path.encode()).hexdigest()[:16]}-{os.path.basename(path)}"
 
 
 def persist_on_disk(frame: DataFrame) -> DataFrame:

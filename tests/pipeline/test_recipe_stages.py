@@ -429,9 +429,10 @@ def test_the_examples_of_the_pages_are_valid(tmp_path) -> None:
 
 
 @pytest.mark.spark
-def test_workers_run_the_copy_of_the_file(spark, tmp_path, stage) -> None:
+def test_workers_run_the_copy_of_the_file(spark, tmp_path, stage, monkeypatch) -> None:
     """Once Spark has sent the copy, neither the user's file nor the driver's copy is needed, as on a cluster."""
     own, stages, paths = prepared(tmp_path, stage())
+    monkeypatch.setattr("pipeline.engine.spark.on_this_machine", lambda session: False)
     ship_models(spark, [paths["curiosity"][FUNCTION]])
     run_tasks(spark, lambda task, retried: {}, [0], "test", None)  # Spark sends files with the first task
     for path in (tmp_path / "mine.py", Path(paths["curiosity"][FUNCTION])):

@@ -7,6 +7,7 @@ import re
 import signal
 import time
 import unicodedata
+from pathlib import Path
 
 import pyarrow as pa
 import pytest
@@ -24,6 +25,7 @@ from pipeline.engine.spark import (
     run_tasks,
     ship_models,
     show_progress,
+    worker_path,
 )
 from pipeline.engine.worker import run_rows
 from schemas.errors import ConfigError, ContractError, PenstockError
@@ -54,9 +56,51 @@ def test_no_table_is_gathered_on_one_node():
     assert found == SMALL
 
 
-def test_two_models_of_one_name_are_refused():
-    with pytest.raises(ConfigError, match=r"expected model files with different names, got a/en\.lm and b/en\.lm"):
-        ship_models(None, ["b/en.lm", "a/en.lm", "a/en.lm"])
+@pytest.fixture
+def cluster(monkeypatch):
+    """Let models be shipped as to workers on other machines."""
+    monkeypatch.setattr("pipeline.engine.spark.on_this_machine", lambda session: False)
+
+
+@pytest.mark.spark
+def test_two_models_of_one_name_are_shipped_apart(spark, tmp_path, cluster):
+    paths = [tmp_path / name / "en.lm" for name in "ab"]
+    for path in paths:
+        path.parent.mkdir()
+        path.write_text(path.parent.name)
+    for _ in range(2):  # a second run of the session sends nothing again
+        ship_models(spark, [str(path) for path in paths])
+    for path in paths:
+        path.unlink()
+
+    def read(task, retried):
+        return {"text": Path(worker_path(task)).read_text(), "rows": 1}
+
+    found = run_tasks(spark, read, [str(path) for path in paths], "test", None)
+    assert [answer["text"] for answer in found] == ["a", "b"]
+
+
+@pytest.mark.spark
+def test_a_model_that_changed_cannot_be_shipped_again(spark, tmp_path, cluster):
+    model = tmp_path / "en.lm"
+    model.write_text("old")
+    ship_models(spark, [str(model)])
+    model.write_text("newer")
+    with pytest.raises(ConfigError, match=r"expected .*en\.lm as this Spark session sent it .* Start another session"):
+        ship_models(spark, [str(model)])
+
+
+@pytest.mark.spark
+def test_workers_of_this_machine_read_a_model_that_changed(spark, tmp_path):
+    model = tmp_path / "en.lm"
+    for text in ("old", "newer"):
+        model.write_text(text)
+        ship_models(spark, [str(model)])
+
+        def read(task, retried):
+            return {"text": Path(worker_path(task)).read_text(), "rows": 1}
+
+        assert [answer["text"] for answer in run_tasks(spark, read, [str(model)], "test", None)] == [text]
 
 
 def raises(error):
