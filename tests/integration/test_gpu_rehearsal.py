@@ -31,6 +31,7 @@ from bench.train_gpu import (
 from bench.train_parts import largest_gaps, measure_parts, seen_pairs
 from tests.support.paths import ROOT
 from train.data.rows import Rows
+from train.model.loss import compiled_functions
 from train.parallel.ranks import open_ranks
 
 CASE = TINY_CASES[0]
@@ -232,10 +233,12 @@ def test_the_best_variant_is_the_fastest_with_documents(tmp_path: Path) -> None:
 def test_a_peer_computes_the_same_or_is_left_out(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.setitem(gpu_peers.MODULES, "missing", "no_such_module")
     monkeypatch.setattr(torch, "compile", lambda model, **unused: model)
+    compiled_functions.cache_clear()
     lines: list[dict[str, Any]] = []
     with open_ranks() as ranks:
         case = replace(CASE, shape=CASE.shape.model_copy(update={"tie_embeddings": False}))
         gpu_peers.compare(case, False, [name], ranks, lines.append)
+    compiled_functions.cache_clear()  # other tests of this process count what is compiled
     assert [line["peer"] for line in lines] == ["penstock", name]
     assert "error" not in lines[1]
     assert ("left_out" in lines[1]) == (name == "missing")
