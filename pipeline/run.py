@@ -18,6 +18,7 @@ from pyspark.sql import SparkSession
 
 from pipeline.engine.code_digest import code_digest
 from pipeline.engine.part import delete_part_results, made_from
+from pipeline.engine.part_times import write_part_times
 from pipeline.engine.progress import Progress, reasons_text, step_line, without_earlier_drops
 from pipeline.engine.spark import ship_models, show_progress
 from pipeline.engine.stage import PerDocument, Relation, Source, Split
@@ -420,6 +421,7 @@ def build_step(run: Run, step: Step, inputs: Mapping[str, TableVersion], folders
     timing = {"started": started.isoformat(timespec="seconds"), "wall_seconds": round(time.monotonic() - clock, 3)}
     for table in reversed(step.writes):
         commit(run, step, folders[table], (table, built[table], inputs, timing))
+    write_part_times(run.folder, step.name, built[step.name].parts)
 
 
 def inputs_digest(inputs: Mapping[str, TableVersion]) -> str:

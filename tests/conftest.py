@@ -135,7 +135,13 @@ def spark():
     """
     from jobs.spark_session import SparkConfig, open_session
 
-    config = SparkConfig(master="local[2,4]", driver_memory="1g", shuffle_partitions=4)
+    # A job that sends the driver more than 64 MB fails here, where runs are small.
+    config = SparkConfig(
+        master="local[2,4]",
+        driver_memory="1g",
+        shuffle_partitions=4,
+        settings={"spark.driver.maxResultSize": "64m"},
+    )
     session = open_session(config, "tests")
     session.conf.set("spark.sql.codegen.wholeStage", "false")
     session.conf.set("spark.sql.codegen.factoryMode", "NO_CODEGEN")

@@ -175,6 +175,8 @@ class PartResult:
     """How often a process ended on a record, by cause; it is not part of the content of a table."""
     transfers: Mapping[str, int] = field(default_factory=dict)
     """Counts of the requests for files on servers, by kind; they are not part of the content of a table."""
+    wall_seconds: float = 0.0
+    """Time that the part took, waiting included; 0 for parts of earlier versions."""
 
     def to_json(self) -> dict[str, Any]:
         """Return the result as JSON values."""
@@ -193,6 +195,7 @@ class PartResult:
             "redone": self.redone,
             "ends": dict(self.ends),
             "transfers": dict(self.transfers),
+            "wall_seconds": self.wall_seconds,
         }
 
     @classmethod
@@ -202,6 +205,7 @@ class PartResult:
         counts = Counts.model_validate(values["counts"])
         named = {name: values[name] for name in ("figures", "cpu_seconds", "cpu")}
         absent: dict[str, Any] = {"code": "", "inputs": "", "redone": False, "ends": {}, "transfers": {}}
+        absent["wall_seconds"] = 0.0
         named |= {name: values.get(name, value) for name, value in absent.items()}
         return cls(files, counts, failures=failures_of([values]), sources=values.get(INPUT_FILES, ()), **named)
 
@@ -212,6 +216,8 @@ class WrittenPart:
 
     files: Mapping[str, WrittenFile]
     sources: Sequence[Mapping[str, Any]] = ()
+    work: Mapping[str, float] = field(default_factory=dict)
+    """What the part took, by column of `pipeline.engine.part_times.PART_TIMES`."""
 
 
 @dataclass
@@ -355,8 +361,9 @@ def complete_part(
         files = [(places[name], file) for name, file in stored.files.items() if name in places]
         if all(place.fs.get_file_info(place.path(file.path)).size == file.bytes for place, file in files):
             return replace(stored, resumed=True)
-    started = time.process_time()
-    result = replace(write(), cpu_seconds=time.process_time() - started, code=made_by[0], inputs=made_by[1])
+    started, began = time.process_time(), time.monotonic()
+    result = replace(write(), code=made_by[0], inputs=made_by[1])
+    result = replace(result, cpu_seconds=time.process_time() - started, wall_seconds=time.monotonic() - began)
     folder.write_atomic(name, canonical_json(result.to_json()))
     return replace(result, redone=is_stored)
 

@@ -128,6 +128,7 @@ def answer_of_part(result: PartResult, source: str | None) -> TaskResult:
         "code": result.code,
         "redone": result.redone,
         "resumed": result.resumed,
+        "work": work_of(result),
         SUMMED: {
             **rows,
             "dropped": result.counts.dropped,
@@ -152,6 +153,7 @@ def results_of_parts(results: TaskResults) -> PartResults:
         WrittenPart(
             {table: WrittenFile(**written) for table, written in answer["files"].items()},
             answer[INPUT_FILES],
+            answer["work"],
         )
         for answer in results.answers
     ]
@@ -177,11 +179,23 @@ def results_of_parts(results: TaskResults) -> PartResults:
 
 def results_of_one(result: PartResult) -> PartResults:
     """Return the results of a step that wrote one part, whose figures may be values of any kind."""
-    part = WrittenPart(result.files, result.sources)
+    part = WrittenPart(result.files, result.sources, work_of(result))
     cpu = {stage: dict(spent) for stage, spent in result.cpu.items()}
     return PartResults(
         [part], result.counts, dict(result.figures), result.failures, result.cpu_seconds, cpu, dict(result.ends)
     )
+
+
+def work_of(result: PartResult) -> dict[str, float]:
+    """Return what a part took, by column of `pipeline.engine.part_times.PART_TIMES`."""
+    return {
+        "rows": result.counts.rows_in,
+        "kept": result.counts.rows_kept,
+        "wall_seconds": round(result.wall_seconds, 3),
+        "cpu_seconds": round(result.cpu_seconds, 3),
+        "requests": result.transfers.get("requests", 0),
+        "waited_seconds": result.transfers.get("waited_seconds", 0),
+    }
 
 
 def _microseconds(seconds: float) -> int:

@@ -137,6 +137,8 @@ class TableResult:
     notes: dict[str, Any] = field(default_factory=dict)
     sources: list[Mapping[str, Any]] = field(default_factory=list)
     """Name, size and SHA-256 of every input file from outside the run."""
+    parts: list[WrittenPart] = field(default_factory=list)
+    """The parts of the first table of a step."""
 
     def add_file(self, written: WrittenFile) -> None:
         """Add a finished file to the table."""
@@ -214,7 +216,7 @@ def combine_parts(results: PartResults, tables: Sequence[str], by_source: bool =
     for part in results.parts:
         for table in tables:
             built[table].add_file(part.files[table])
-    first.sources = input_entries(results.parts)
+    first.sources, first.parts = input_entries(results.parts), results.parts
     first.counts, first.figures, first.failures = results.counts, results.figures, results.failures
     first.cpu_seconds = results.cpu_seconds
     if by_source and results.by_source:

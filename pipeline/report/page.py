@@ -14,6 +14,7 @@ from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
+from pipeline.engine.part_times import read_step_times
 from pipeline.report import facts as numbers
 from pipeline.report.charts import training_plots
 from pipeline.report.commands import Commands
@@ -240,6 +241,7 @@ def _view(facts: RunFacts, scores: Sequence[Score], options: ReportOptions) -> d
         "buckets_text": describe_buckets(facts),
         "mix_shares": mix_shares(facts),
         "costs": steps,
+        "part_times": read_step_times(facts.run, [cost.step for cost in steps]),
         "cpu_seconds": sum(cost.cpu_seconds for cost in steps),
         "num_pages": pages,
         **_training_view(facts.training),
