@@ -1,6 +1,8 @@
 """The examples for schedulers run the steps of a recipe in order, by commands that the jobs understand."""
 
 import ast
+import subprocess
+import sys
 import types
 from pathlib import Path
 from typing import Any
@@ -81,9 +83,37 @@ def test_an_unknown_step_ends_with_exit_code_2(tmp_path: Path, capsys: pytest.Ca
     assert "stage: expected a step, got 'dedupe'" in capsys.readouterr().err
 
 
+def snapshot_settings() -> list[list[str]]:
+    lines = (ROOT / "conf/snapshot.conf").read_text().splitlines()
+    return [line.split() for line in lines if line[:1] not in ("#", "")]
+
+
 def test_the_settings_for_a_snapshot_are_properties_of_spark() -> None:
-    lines = [
-        line.split() for line in (ROOT / "conf/snapshot.conf").read_text().splitlines() if line[:1] not in ("#", "")
-    ]
+    lines = snapshot_settings()
     assert all(len(words) == 2 and words[0].startswith("spark.") for words in lines)
     assert len({name for name, _ in lines}) == len(lines) > 15
+
+
+SCRAPE = """
+import sys
+from urllib.request import urlopen
+from jobs.spark_session import SparkConfig, open_session
+settings = dict(line.split() for line in sys.argv[1].splitlines())
+session = open_session(SparkConfig(master="local[1]", driver_memory="1g", settings=settings), "scrape")
+session.range(10).collect()
+port = session.sparkContext.uiWebUrl.rpartition(":")[2]
+for path in ("/metrics/prometheus/", "/metrics/executors/prometheus/"):
+    print(urlopen(f"http://127.0.0.1:{port}{path}").read().decode())
+session.stop()
+"""
+
+
+@pytest.mark.spark
+def test_prometheus_reads_figures_of_the_driver_and_of_executors() -> None:
+    own = ("spark.ui", "spark.metrics")
+    lines = "\n".join(f"{name} {value}" for name, value in snapshot_settings() if name.startswith(own))
+    done = subprocess.run([sys.executable, "-c", SCRAPE, lines], capture_output=True, text=True, cwd=ROOT, timeout=120)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert "metrics_penstock_driver_DAGScheduler_job_allJobs_Value" in done.stdout
+    (tasks,) = (line for line in done.stdout.splitlines() if line.startswith("metrics_executor_completedTasks_total"))
+    assert float(tasks.split()[-1]) > 0
