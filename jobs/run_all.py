@@ -50,8 +50,8 @@ class DryRunOptions:
     """Options of `--dry-run`."""
 
     reuse: str | None
-    like: str | None
-    """Run to estimate the cost from."""
+    like: Sequence[str]
+    """Runs to estimate the cost from: none, one or two."""
     prices: Prices
 
 
@@ -100,13 +100,12 @@ def run_recipe(
 def dry_run(recipe_path: str, out: str, overrides: Sequence[str], until: str | None, options: DryRunOptions) -> str:
     """Return what a run would build, why, and the estimated cost. No file is written and Spark is not started.
 
-    Raises ConfigError like `run_recipe`, or if the run to estimate from is none.
+    Raises ConfigError like `run_recipe`, or if a run to estimate from is none.
     """
     folder = Store(out)
     others = () if options.reuse is None else (open_reused(options.reuse, folder),)
     prepared = replace(prepare(read_recipe(recipe_path, overrides), until), reuse=others)
-    like = None if options.like is None else Store(options.like)
-    return describe_run(prepared, folder, like, options.prices)
+    return describe_run(prepared, folder, [Store(run) for run in options.like], options.prices)
 
 
 def options_of(arguments: argparse.Namespace) -> RunOptions:

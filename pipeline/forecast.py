@@ -6,6 +6,7 @@ built. The steps after that one change too, because they read a table of another
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from operator import itemgetter
 from typing import Any
 
 from pipeline.engine.code_digest import code_digest
@@ -326,7 +327,8 @@ def _short(value: object) -> str:
 
 # Cost: every step takes time, shuffles and writes in proportion to its input; the documents that lead a search for
 # copies, and the rounds of comparison, follow the number of documents. So a step costs what it did in an earlier run,
-# times the ratio of the inputs of both runs.
+# times the ratio of the inputs of both runs. Two earlier runs also show the part that does not grow with the input:
+# the start of workers, models that are loaded, the optimizing compiler.
 
 HOUR = 3600
 CRAWL_FOLDER = "crawl-data/"
@@ -413,30 +415,58 @@ def _cost_of(manifest: Manifest) -> BuildCost:
     )
 
 
-def step_costs(plans: Sequence[StepPlan], measured: EarlierRun, factor: float) -> dict[str, BuildCost]:
-    """Return the estimated costs of the steps that a run would build, by name; of those that the other run has."""
+def step_costs(
+    plans: Sequence[StepPlan], measured: Sequence[EarlierRun], factors: Sequence[float]
+) -> dict[str, BuildCost]:
+    """Return the estimated costs of the steps that a run would build, by name; of those that the earlier runs have.
+
+    `measured`: one run, or two; `factors`: how many times their inputs the input is.
+    """
     costs: dict[str, BuildCost] = {}
     for plan in plans:
-        tables = [measured.steps[table] for table in plan.tables if table in measured.steps]
-        if plan.is_complete or not tables:
-            continue
-        cost = tables[0]
-        for other in tables[1:]:
-            cost = replace(cost.plus(other), rows=cost.rows)
-        costs[plan.step] = cost.times(factor)
+        known = [cost for run in measured if (cost := _cost_of_step(plan, run)) is not None]
+        if not plan.is_complete and len(known) == len(measured):
+            costs[plan.step] = known[0].times(factors[0]) if len(known) == 1 else _on_line(known, factors)
     return costs
 
 
-def describe_run(prepared: Prepared, folder: Store, like: Store | None, prices: Prices) -> str:
+def _cost_of_step(plan: StepPlan, run: EarlierRun) -> BuildCost | None:
+    tables = [run.steps[table] for table in plan.tables if table in run.steps]
+    if not tables:
+        return None
+    cost = tables[0]
+    for other in tables[1:]:
+        cost = replace(cost.plus(other), rows=cost.rows)
+    return cost
+
+
+def _on_line(costs: Sequence[BuildCost], factors: Sequence[float]) -> BuildCost:
+    """Return the costs on the lines through those of two runs, by the share of the input that each run had."""
+    (small, less), (large, more) = sorted(zip((1 / factor for factor in factors), map(vars, costs)), key=itemgetter(0))
+    values = {}
+    for name, value in more.items():
+        growth = (value - less[name]) / (large - small)
+        fixed = value - growth * large
+        # Times vary: a cost that shrinks, or that grows faster than its input, is taken in proportion.
+        values[name] = fixed + growth if growth >= 0 and fixed >= 0 else value / large
+    return BuildCost(**values)
+
+
+def describe_run(prepared: Prepared, folder: Store, like: Sequence[Store], prices: Prices) -> str:
     """Return what `penstock run --dry-run` prints: each step, why it would be built, and its estimated cost.
 
-    `like`: a run to estimate from; None: the runs of `--reuse`, or the folder itself. Raises ConfigError if `like` is
-    no complete run.
+    `like`: one or two runs to estimate from; empty: the runs of `--reuse`, or the folder itself. Raises ConfigError if
+    one of them is no complete run, or if both have inputs of one size.
     """
     plans = plan_steps(prepared, folder)
-    measured = earlier_run(like) if like is not None else _known_run(prepared, folder)
-    factor = measured.factor(prepared) if measured is not None else 0.0
-    costs = step_costs(plans, measured, factor) if measured is not None else {}
+    measured = _known_runs(prepared, folder, like)
+    factors = [run.factor(prepared) for run in measured]
+    if len(factors) == 2 and factors[0] == factors[1]:
+        raise ConfigError(
+            f"--like: expected two runs on inputs of different sizes, got {measured[0].uri} and {measured[1].uri} on "
+            "inputs of one size. Leave one of them out, or name a run on more files."
+        )
+    costs = step_costs(plans, measured, factors) if measured else {}
     head = ("step", "state", "rows", "core time", "shuffle", "tables")
     rows = [head, *((plan.step, plan.state, *_cells(costs.get(plan.step))) for plan in plans)]
     lines = text_table(rows, align="<<>")
@@ -447,7 +477,7 @@ def describe_run(prepared: Prepared, folder: Store, like: Store | None, prices: 
     lines += ["", f"input: {len(prepared.splits):,} file(s), {format_bytes(size)}"]
     if large := [split.num_ranges for split in prepared.splits if split.num_ranges > 1]:
         lines[-1] += f"; {len(large):,} large file(s) are read in {sum(large):,} ranges"
-    if measured is None:
+    if not measured:
         lines += ["cost: not known. Build a part of the input, such as one file, and name that run with --like."]
         return "\n".join(lines)
     total = BuildCost()
@@ -460,18 +490,25 @@ def describe_run(prepared: Prepared, folder: Store, like: Store | None, prices: 
         f"{format_bytes(total.shuffled_bytes)} shuffled, {format_bytes(total.written_bytes)} written",
         f"      US$ {money:,.2f} at US$ {prices.core_hour:g} for a core hour, and US$ {month:,.2f} a month at "
         f"US$ {prices.gb_month:g} for a GB of storage",
-        f"estimated from {measured.uri}, times {factor:.4g}",
+        f"estimated from {_described_runs(measured, factors)}",
     ]
     if lacking := [plan.step for plan in plans if not plan.is_complete and plan.step not in costs]:
-        lines += [f"not included, because that run lacks them: {', '.join(lacking)}"]
+        lines += [f"not included, because {' or '.join(run.uri for run in measured)} lacks them: {', '.join(lacking)}"]
     return "\n".join(lines)
 
 
-def _known_run(prepared: Prepared, folder: Store) -> EarlierRun | None:
-    for run in (*prepared.reuse, folder):
-        if "documents" in current_tables(run):
-            return earlier_run(run)
-    return None
+def _described_runs(measured: Sequence[EarlierRun], factors: Sequence[float]) -> str:
+    if len(measured) == 1:
+        return f"{measured[0].uri}, times {factors[0]:.4g}"
+    shares = " and ".join(f"{run.uri} (1/{factor:.4g} of the input)" for run, factor in zip(measured, factors))
+    return f"the line through {shares}"
+
+
+def _known_runs(prepared: Prepared, folder: Store, like: Sequence[Store]) -> list[EarlierRun]:
+    if like:
+        return [earlier_run(run) for run in like]
+    known = [run for run in (*prepared.reuse, folder) if "documents" in current_tables(run)]
+    return [earlier_run(run) for run in known[:1]]
 
 
 def _cells(cost: BuildCost | None) -> tuple[str, ...]:

@@ -10,6 +10,7 @@ from pipeline.demo_crawl.build import build_demo_crawl
 from pipeline.forecast import Prices
 from pipeline.stages import STEPS
 from pipeline.summary import Summary
+from schemas.errors import ConfigError
 from schemas.storage import Store
 from train.checkpoint.folder import list_checkpoints
 from train.plan.plan import PLAN_NAME
@@ -34,7 +35,14 @@ def add_dry_run(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--dry-run", action="store_true", help="print which steps would be built, why, and at what cost; run nothing"
     )
-    group.add_argument("--like", metavar="RUN", help="run of the same steps on less input, to estimate the cost from")
+    group.add_argument(
+        "--like",
+        metavar="RUN",
+        action="append",
+        default=[],
+        help="run of the same steps on less input, to estimate the cost from; a second one, on input of another size, "
+        "shows the part of the cost that does not grow",
+    )
     group.add_argument(
         "--core-hour-usd", type=number, default=0.05, metavar="US$", help="price of a core for an hour; default 0.05"
     )
@@ -45,6 +53,8 @@ def add_dry_run(parser: argparse.ArgumentParser) -> None:
 
 def _dry_run(arguments: argparse.Namespace, until: str | None = None) -> int:
     prices = Prices(arguments.core_hour_usd, arguments.gb_month_usd)
+    if len(arguments.like) > 2:
+        raise ConfigError(f"--like: expected one run or two, got {len(arguments.like)}. Name the two largest.")
     options = DryRunOptions(arguments.reuse, arguments.like, prices)
     print(dry_run(arguments.recipe, arguments.out, arguments.overrides, until, options))
     return 0

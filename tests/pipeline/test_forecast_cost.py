@@ -50,8 +50,22 @@ def test_a_step_costs_as_many_times_as_the_input_is_larger() -> None:
     ]
     factor = measured.factor(prepared(500, 300))
     assert factor == 8
-    costs = step_costs(plans, measured, factor)
+    costs = step_costs(plans, [measured], [factor])
     assert costs == {"documents": BuildCost(80, 24, 32, 40, 8000)}
+
+
+def test_two_runs_show_what_does_not_grow_with_the_input() -> None:
+    def run(size: int, **cost: float) -> EarlierRun:
+        return EarlierRun(f"of {size}", {"documents": BuildCost(**cost)}, 1, size, False)
+
+    plans = [StepPlan("documents", ("documents", "text"), TO_BUILD), StepPlan("dedup", ("dedup",), TO_BUILD)]
+    small = run(100, rows=10, cpu_seconds=13, task_seconds=20, shuffled_bytes=5, written_bytes=30)
+    large = run(200, rows=20, cpu_seconds=16, task_seconds=18, shuffled_bytes=20, written_bytes=60)
+    factors = [one.factor(prepared(500, 300)) for one in (small, large)]
+    expected = BuildCost(rows=80, cpu_seconds=10 + 3 * 8, task_seconds=18 * 4, shuffled_bytes=20 * 4, written_bytes=240)
+    assert step_costs(plans, [small, large], factors) == {"documents": expected}
+    assert step_costs(plans, [large, small], factors[::-1]) == {"documents": expected}
+    assert step_costs(plans, [small, EarlierRun("b", {}, 1, 200, False)], factors) == {}
 
 
 def test_files_of_a_crawl_count_by_their_number() -> None:
@@ -71,7 +85,7 @@ def recipe_path(tmp_path: Path) -> Path:
 
 def test_a_run_without_an_earlier_one_has_no_known_cost(tmp_path: Path, recipe_path: Path) -> None:
     run = prepare(read_recipe(str(recipe_path), []), None)
-    text = describe_run(run, Store(str(tmp_path / "run")), None, PRICES)
+    text = describe_run(run, Store(str(tmp_path / "run")), (), PRICES)
     assert "documents  to build" in text
     assert "cost: not known. Build a part of the input" in text
     assert "input: 1 file(s), 34 bytes" in text
@@ -104,6 +118,9 @@ def test_a_dry_run_says_what_would_be_built_and_changes_nothing(
     assert re.search(r"^  tokens +it reads verdicts, clean, tokenizer$", text, re.MULTILINE)
     assert re.search(r"US\$ [\d.]*[1-9]\d* at US\$ 1000 for a core hour", text)
     assert text.endswith(f"estimated from {root}, times 1\n")
+    assert main([*command, f"--like={root}", f"--like={root}"]) == 2
+    assert "expected two runs on inputs of different sizes" in capsys.readouterr().err
+    assert main([*command, *[f"--like={root}"] * 3]) == 2
     assert {path: path.stat().st_mtime_ns for path in root.rglob("*")} == before
     notes = open_table(finished, "clusters")[1].run.notes
     assert notes["shuffled_bytes"] > 0
