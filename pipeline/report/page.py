@@ -197,7 +197,7 @@ def _view(facts: RunFacts, scores: Sequence[Score], options: ReportOptions) -> d
     reasons = declared_reasons(facts.tables)
     drops = drops_by_rule(facts, reasons)
     drawn = charts(facts, drops)
-    documents, steps = facts.figures("documents"), costs(facts, {step.name for step in STEPS})
+    documents = facts.figures("documents")
     kept, samples = survey(facts)
     commands = Commands(options.address or facts.run.address, facts)
     copies, checked, pages = deduplication(facts), checks(facts), num_pages(facts)
@@ -240,9 +240,7 @@ def _view(facts: RunFacts, scores: Sequence[Score], options: ReportOptions) -> d
         "streams": streams(facts),
         "buckets_text": describe_buckets(facts),
         "mix_shares": mix_shares(facts),
-        "costs": steps,
-        "part_times": read_step_times(facts.run, [cost.step for cost in steps]),
-        "cpu_seconds": sum(cost.cpu_seconds for cost in steps),
+        **_cost_view(facts),
         "num_pages": pages,
         **_training_view(facts.training),
         **_recipe_view(facts, options),
@@ -252,6 +250,16 @@ def _view(facts: RunFacts, scores: Sequence[Score], options: ReportOptions) -> d
         "lineage": lineage_drawing(facts.run),
         "max_inputs": MAX_INPUTS,
         "max_shards": MAX_SHARDS,
+    }
+
+
+def _cost_view(facts: RunFacts) -> dict[str, Any]:
+    """Return the variables of the section on processing time."""
+    steps = costs(facts, {step.name for step in STEPS})
+    return {
+        "costs": steps,
+        "cpu_seconds": sum(cost.cpu_seconds for cost in steps),
+        "part_times": read_step_times(facts.run, [cost.step for cost in steps]),
     }
 
 
