@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <memory>
+#include <random>
 #include <unordered_map>
 #include <unordered_set>
 
@@ -166,6 +167,19 @@ inline bool normalize(const Text& text, Py_ssize_t begin, Py_ssize_t end, const 
     return true;
 }
 
+// A hash of words that no page can foresee: with a known one, a title could have words that all belong in one slot.
+struct DrawnHash {
+    size_t operator()(const Points& word) const {
+        static const uint64_t odd = [] {
+            std::random_device device;
+            return (static_cast<uint64_t>(device()) << 32 | device()) | 1;
+        }();
+        uint64_t hash = word.size();
+        for (const char32_t point : word) hash = (hash ^ point) * odd, hash ^= hash >> 32;
+        return static_cast<size_t>(hash);
+    }
+};
+
 // Forms of the words of a page's title.
 class Forms {
 public:
@@ -187,7 +201,7 @@ public:
     }
 
 private:
-    std::unordered_set<Points> forms_;
+    std::unordered_set<Points, DrawnHash> forms_;
     uint64_t firsts_ = 0;  // bits of the first characters of the forms
 };
 
