@@ -18,6 +18,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import pyspark
 from pydantic import Field, field_validator
 from pyspark import SparkConf, SparkContext
 from pyspark.errors import PySparkException
@@ -68,6 +69,8 @@ LOOPBACK = "127.0.0.1"
 LOCAL_DIRS = "SPARK_LOCAL_DIRS"
 """Environment variable with the folders for temporary files, which replaces the property `spark.local.dir`."""
 JAVA_OPTIONS = "spark.driver.extraJavaOptions"
+MIN_VERSION = (4, 1)
+"""Oldest Spark that sends rows to the partition of their part (`DataFrame.repartitionById`)."""
 SMALL_INPUTS = 1 << 26
 """Size of the inputs of a run up to which the JVM has no optimizing compiler [bytes]."""
 FIRST_COMPILER = "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=256m"
@@ -123,8 +126,10 @@ def spark_session(
 
     `verbose`: print the messages of Spark; else they go to a file that is kept if the block raises an unknown error.
     `input_bytes`: size of the inputs of the run, if known; in local mode a small one takes less of the JVM's time.
-    Raises ConfigError if Spark does not start, PenstockError if its JVM has ended, and KeyboardInterrupt after SIGINT.
+    Raises ConfigError if Spark is too old or does not start, PenstockError if its JVM has ended, and KeyboardInterrupt
+    after SIGINT.
     """
+    check_version(pyspark.__version__)
     if SparkContext._active_spark_context is not None:  # as in a notebook of somebody who uses Spark
         yield open_session(config, name)
         return
@@ -254,6 +259,16 @@ def _set_handler(handler: Any) -> None:
 def _context_and_gateway() -> tuple[Any, Any]:
     """Return the active SparkContext and the connection to the JVM of this process; None for what there is not."""
     return SparkContext._active_spark_context, SparkContext._gateway
+
+
+def check_version(installed: str) -> None:
+    """Raise ConfigError if this version of Spark lacks what the steps need."""
+    numbers = tuple(int(number) for number in re.findall(r"\d+", installed)[:2])
+    if numbers < MIN_VERSION:
+        raise ConfigError(
+            f"pyspark: expected version {'.'.join(map(str, MIN_VERSION))} or newer, got {installed}. Install a newer "
+            "one, on the cluster too."
+        )
 
 
 def open_session(config: SparkConfig, name: str = "penstock") -> SparkSession:

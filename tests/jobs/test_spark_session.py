@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from jobs.spark_session import SMALL_INPUTS
+from jobs.spark_session import SMALL_INPUTS, check_version
+from schemas.errors import ConfigError
 from tests.support.demo_run import RECIPE, SMALL
 from tests.support.paths import ROOT
 
@@ -86,6 +87,19 @@ def test_why_spark_does_not_start_is_one_message(texts: Path, temporary: Path, s
     assert reason in line
     assert line.endswith("--verbose prints all messages of Spark.")
     assert list(temporary.glob("penstock-spark-*")) == []
+
+
+@pytest.mark.parametrize(
+    ("version", "is_enough"), [("3.5.7", False), ("4.0.5", False), ("4.1.0.dev1", True), ("5.0", True)]
+)
+def test_an_older_spark_is_refused_before_it_starts(version: str, is_enough: bool) -> None:
+    if is_enough:
+        check_version(version)
+        return
+    with pytest.raises(
+        ConfigError, match=f"pyspark: expected version 4.1 or newer, got {version}. Install a newer one"
+    ):
+        check_version(version)
 
 
 OPTIONS = """
