@@ -23,7 +23,7 @@ from pipeline.engine.progress import Progress, reasons_text, step_line, without_
 from pipeline.engine.spark import ship_models, show_progress
 from pipeline.engine.stage import PerDocument, Relation, Source, Split
 from pipeline.engine.step import Model, Stage, Step, StepContext, TableResult, add_figures
-from pipeline.engine.tasks import work_done
+from pipeline.engine.tasks import newest_stage, work_since
 from pipeline.models import ModelsConfig, ensure_model
 from pipeline.sources.splits import splits_of
 from pipeline.stages import STEPS, canonical_recipe, own_reasons, stages_by_source, steps_for
@@ -410,14 +410,11 @@ def build_step(run: Run, step: Step, inputs: Mapping[str, TableVersion], folders
             f"{run.folder.uri}: expected complete tables of the step {step.name}, got none: another process "
             "has deleted them. Run this command again."
         )
-    started, clock, before = datetime.now(UTC), time.monotonic(), work_done(run.spark)
+    started, clock, before = datetime.now(UTC), time.monotonic(), newest_stage(run.spark)
     with made_from(inputs_digest(inputs)):
         built = step.build(context_of(run, step, inputs, folders))
-    after = work_done(run.spark)
-    built[step.name].notes |= {
-        "shuffled_bytes": after.shuffled_bytes - before.shuffled_bytes,
-        "task_seconds": round(after.task_seconds - before.task_seconds, 3),
-    }
+    work = work_since(run.spark, before)
+    built[step.name].notes |= {"shuffled_bytes": work.shuffled_bytes, "task_seconds": round(work.task_seconds, 3)}
     timing = {"started": started.isoformat(timespec="seconds"), "wall_seconds": round(time.monotonic() - clock, 3)}
     for table in reversed(step.writes):
         commit(run, step, folders[table], (table, built[table], inputs, timing))

@@ -6,9 +6,11 @@ of the blocks of a shuffle, follows the cores and not the number of parts.
 
 import io
 import pickle
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, is_dataclass
+from itertools import takewhile
 from typing import Any
 
 import pyarrow as pa
@@ -62,23 +64,44 @@ def num_cores(spark: SparkSession) -> int:
     return max(known, int(most) * int(conf.get("spark.executor.cores", "1"))) if most else max(known, UNKNOWN_CORES)
 
 
+SETTLE_SECONDS = 2.0
+"""Longest wait for the figures of the last stage, which the driver gets after the result."""
+
+
 @dataclass(frozen=True)
 class WorkDone:
-    """What the tasks of a Spark application have done so far; failed ones count too."""
+    """What the tasks of some stages of Spark have done; failed ones count too."""
 
     shuffled_bytes: int
     """Compressed bytes that they have written for shuffles."""
     task_seconds: float
-    """Sum of their durations [s]: the time for which they held a core."""
+    """Sum of the times for which they held a core [s]."""
 
 
-def work_done(spark: SparkSession) -> WorkDone:
-    """Return the work that a Spark application has done so far. The difference of two results is that of a job."""
-    # The driver gets the metrics of a task shortly after the task ends.
-    executors: Any = spark.sparkContext._jsc.sc().statusStore().executorList(False)
-    found = [executors.apply(number) for number in range(executors.size())]
-    milliseconds = sum(int(each.totalDuration()) for each in found)
-    return WorkDone(sum(int(each.totalShuffleWrite()) for each in found), milliseconds / 1000)
+def newest_stage(spark: SparkSession) -> int:
+    """Return the number of the last stage that Spark has begun; -1 = none."""
+    return max((stage.stageId() for stage in _stages(spark, 1)), default=-1)
+
+
+def work_since(spark: SparkSession, stage: int) -> WorkDone:
+    """Return the work of the stages after number `stage`, of those that Spark remembers (1,000 by default)."""
+    # Not from the executors: in local mode Spark gives the age of the application as the time of their tasks.
+    deadline = time.monotonic() + SETTLE_SECONDS
+    stages = [*takewhile(lambda each: each.stageId() > stage, _stages(spark))]
+    while any(each.status().toString() == "ACTIVE" for each in stages) and time.monotonic() < deadline:
+        time.sleep(SETTLE_SECONDS / 40)
+        stages = [*takewhile(lambda each: each.stageId() > stage, _stages(spark))]
+    milliseconds = sum(int(each.executorRunTime()) + int(each.executorDeserializeTime()) for each in stages)
+    return WorkDone(sum(int(each.shuffleWriteBytes()) for each in stages), milliseconds / 1000)
+
+
+def _stages(spark: SparkSession, most: int | None = None) -> Iterator[Any]:
+    """Yield the figures of stages, the newest first."""
+    gateway: Any = spark.sparkContext._gateway
+    every, quantiles = gateway.jvm.java.util.ArrayList(), gateway.new_array(gateway.jvm.double, 0)
+    found: Any = spark.sparkContext._jsc.sc().statusStore().stageList(every, False, False, quantiles, every)
+    for number in range(min(found.size(), most or found.size())):
+        yield found.apply(number)
 
 
 def rows_of_tasks(spark: SparkSession, tasks: Sequence[Any], groups: int | None = None) -> TaskRows:

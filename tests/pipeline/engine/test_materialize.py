@@ -4,7 +4,6 @@ import datetime
 import os
 import re
 import signal
-import time
 from pathlib import Path
 
 import pyarrow as pa
@@ -14,7 +13,7 @@ from pyspark.sql import functions as F
 from pipeline.engine import materialize
 from pipeline.engine.materialize import BATCH_ROWS, BatchRange, FrameStore, StoredFile, spans
 from pipeline.engine.spark import error_of_worker
-from pipeline.engine.tasks import work_done
+from pipeline.engine.tasks import newest_stage, work_since
 from schemas.errors import ContractError
 from schemas.storage import Store
 
@@ -214,11 +213,10 @@ def test_kinds_are_kept_apart(spark, folder):
 @pytest.mark.spark
 def test_shuffled_bytes_grow_with_what_is_shuffled(spark):
     def shuffle(rows):
-        before = work_done(spark).shuffled_bytes
+        before = newest_stage(spark)
         frame = spark.range(0, rows, 1, 2).select(F.sha2(F.col("id").cast("string"), 256).alias("x"))
         frame.repartition(3, "x").write.format("noop").mode("overwrite").save()
-        time.sleep(1)
-        return work_done(spark).shuffled_bytes - before
+        return work_since(spark, before).shuffled_bytes
 
     small, large = shuffle(1000), shuffle(10_000)
     assert 32 * 1000 < small < 100 * 1000

@@ -2,6 +2,7 @@
 
 import os
 import signal
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,16 @@ import pytest
 from pipeline.engine.part import PartResult
 from pipeline.engine.spark import dataframe_from_tasks, gather_tasks, map_parts, run_part_writers, run_tasks
 from pipeline.engine.step import StepContext
-from pipeline.engine.tasks import TASKS, group_size, num_cores, rows_of_tasks, unpacked
+from pipeline.engine.tasks import (
+    TASKS,
+    WorkDone,
+    group_size,
+    newest_stage,
+    num_cores,
+    rows_of_tasks,
+    unpacked,
+    work_since,
+)
 from schemas.config import build_recipe
 from schemas.errors import ConfigError
 from schemas.manifest import Counts
@@ -172,3 +182,19 @@ def test_only_the_part_at_which_an_attempt_failed_counts_as_retried(spark, tmp_p
         (3, False),
         (4, False),
     ]
+
+
+@pytest.mark.spark
+def test_the_time_of_tasks_is_their_sum_not_the_clock(spark) -> None:
+    """In local mode too, where Spark gives the age of the application as the time of the driver's tasks."""
+
+    def wait(task: float, retried: bool) -> dict[str, Any]:
+        time.sleep(task)
+        return {"rows": 0}
+
+    run_tasks(spark, wait, [0.0], "test", 1)  # starts a worker
+    before, began = newest_stage(spark), time.monotonic()
+    run_tasks(spark, wait, [1.0, 1.0], "test", 2)
+    wall = time.monotonic() - began
+    assert 2.0 <= work_since(spark, before).task_seconds <= 2 * wall
+    assert work_since(spark, newest_stage(spark)) == WorkDone(0, 0.0)
