@@ -88,7 +88,7 @@ def run_recipe(
         session = (
             nullcontext()
             if is_complete(prepared, folder)
-            else spark_session(config, verbose=options.verbose, input_bytes=prepared.input_bytes)
+            else spark_session(config, verbose=options.verbose, input_bytes=prepared.jvm_bytes)
         )
         with session as spark:
             run_locked_steps(spark, prepared, folder, config.partitions, shlex.join(["penstock", *verb]))

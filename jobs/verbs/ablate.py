@@ -178,7 +178,7 @@ def make_branch(run: Store, folder: Store, recipe: Recipe, verbose: bool = False
     if not folder.exists(RUN_NAME):
         attach_run(folder, run)
     config = recipe.section("spark", SparkConfig)
-    session = spark_session(config, "penstock ablate", verbose, prepared.input_bytes)
+    session = spark_session(config, "penstock ablate", verbose, prepared.jvm_bytes)
     with lock_tables(folder, "penstock ablate"), session as spark:
         run_locked_steps(spark, prepared, folder, config.partitions)
 

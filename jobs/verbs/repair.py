@@ -46,7 +46,7 @@ def repair_command(arguments: argparse.Namespace) -> int:
         prepared = prepare(recipe, None)
         steps = steps_to_repair(prepared, run, damage)
         config = recipe.section("spark", SparkConfig)
-        with spark_session(config, verbose=arguments.verbose, input_bytes=prepared.input_bytes) as spark:
+        with spark_session(config, verbose=arguments.verbose, input_bytes=prepared.jvm_bytes) as spark:
             repaired = repair(spark, prepared, run, steps)
     print(f"{len(repaired)} files were built again; all {number} files match their manifests")
     return 0

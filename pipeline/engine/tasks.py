@@ -79,7 +79,7 @@ class WorkDone:
 
 
 def newest_stage(spark: SparkSession) -> int:
-    """Return the number of the last stage that Spark has begun; -1 = none."""
+    """Return the number of the last stage that Spark has started; -1 = none."""
     return max((stage.stageId() for stage in _stages(spark, 1)), default=-1)
 
 

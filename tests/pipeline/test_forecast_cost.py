@@ -1,6 +1,7 @@
 """The estimate of a run: what it would build, and the cost of an earlier run times the ratio of their inputs."""
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -52,6 +53,13 @@ def test_a_step_costs_as_many_times_as_the_input_is_larger() -> None:
     assert factor == 8
     costs = step_costs(plans, [measured], [factor])
     assert costs == {"documents": BuildCost(80, 24, 32, 40, 8000)}
+
+
+def test_pages_of_archives_are_little_work_for_the_jvm() -> None:
+    run = prepared(1600, 3200)
+    lines = replace(run.splits[1], format="jsonl")
+    assert (run.input_bytes, run.jvm_bytes) == (4800, 300)
+    assert replace(run, splits=[run.splits[0], lines]).jvm_bytes == 3300
 
 
 def test_two_runs_show_what_does_not_grow_with_the_input() -> None:
