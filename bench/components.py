@@ -25,7 +25,7 @@ from pipeline.dedup.components import components
 from pipeline.dedup.config import DedupConfig
 from pipeline.dedup.keep_order import NODE_BYTES, binary_array
 from pipeline.engine.materialize import FrameStore
-from pipeline.engine.tasks import work_done
+from pipeline.engine.tasks import newest_stage, work_since
 from schemas.storage import Store
 
 PARTITIONS = 4
@@ -98,12 +98,12 @@ def cpu_seconds() -> float:
 
 def line(spark: SparkSession, label: str, work: Callable[[], tuple[DataFrame, object]]) -> tuple[int, int]:
     """Print what one way took; returns how many links it found and their digest."""
-    before, started, cpu = work_done(spark).shuffled_bytes, time.monotonic(), cpu_seconds()
+    before, started, cpu = newest_stage(spark), time.monotonic(), cpu_seconds()
     links, rounds = work()
     count, digest = links.agg(F.count("*"), F.bit_xor(F.xxhash64("node", "cluster"))).first()
     took, cpu = time.monotonic() - started, cpu_seconds() - cpu
     time.sleep(SETTLED_SECONDS)
-    shuffled = (work_done(spark).shuffled_bytes - before) / 1e6
+    shuffled = work_since(spark, before).shuffled_bytes / 1e6
     print(f"{label:<36} {took:6.1f} s {cpu:6.1f} CPU s {shuffled:7.1f} MB shuffled   {rounds}", flush=True)
     return count, digest
 

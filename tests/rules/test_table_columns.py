@@ -9,6 +9,7 @@ PARQUET = "import pyarrow.parquet"
 HOME = "schemas/older_tables.py"
 OTHERS = {
     "pipeline/dedup/index.py": "the index of a snapshot, all columns",
+    "pipeline/engine/part_times.py": "a file that is no table, with columns of its own",
     "pipeline/export/shards.py": "all columns that a file has",
     "pipeline/fit/corpus.py": "files of a user",
     "pipeline/inspect/show.py": "all columns that a file has",
