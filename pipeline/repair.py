@@ -15,7 +15,7 @@ from typing import Any
 from pipeline.engine.spark import ship_models, show_progress
 from pipeline.engine.step import Step, TableResult
 from pipeline.garbage import REPAIR, REPAIR_FILE
-from pipeline.run import Prepared, Run, context_of, find_version, run_folders, shipped_models
+from pipeline.run import Prepared, Run, context_of, find_version, run_folders, run_of, shipped_models
 from schemas.errors import ConfigError, ContractError
 from schemas.manifest import RUN_NAME, TableVersion, current_tables, part_key, read_run
 from schemas.paths import check_deletable, check_unlinked_tables
@@ -85,7 +85,7 @@ def steps_to_repair(prepared: Prepared, run: Store, damage: Sequence[DamagedFile
     tables = own_tables(run)
     keys: dict[str, set[str]] = {}
     for file in damage:
-        check_not_rewritten(run, tables[file.table], file)
+        check_not_rewritten(tables[file.table], file)
         keys.setdefault(file.table, set()).add(file.key)
     found: list[tuple[Step, Keys]] = []
     for step in prepared.steps:
@@ -104,9 +104,9 @@ def steps_to_repair(prepared: Prepared, run: Store, damage: Sequence[DamagedFile
     return found
 
 
-def check_not_rewritten(run: Store, table: TableVersion, file: DamagedFile) -> None:
+def check_not_rewritten(table: TableVersion, file: DamagedFile) -> None:
     """Raise ContractError if a takedown has rewritten a damaged file: its step would write the removed documents."""
-    for certificate in takedown_ancestry(run, table.manifest):
+    for certificate in takedown_ancestry(run_of(table), table.manifest):
         rewritten = certificate.tables[file.table].rewritten
         if any((change.key, change.after) == (file.key, file.path.sha256) for change in rewritten):
             raise ContractError(

@@ -50,7 +50,7 @@ def comparable_digest(run: Store, dataset: Dataset, checkpoint: tuple[str, int],
     dataset from the checkpoint's dataset, and no such replay was chosen or tokens have moved.
     """
     (name, step), digest = checkpoint, dataset.digest
-    since = [] if expected == digest else takedowns_since(run, dataset, expected)
+    since = [] if expected == digest else takedowns_since(dataset, expected)
     if not since:
         return digest
     if moved := [certificate.id for certificate in since if certificate.mode == "compact"]:
@@ -70,29 +70,34 @@ def comparable_digest(run: Store, dataset: Dataset, checkpoint: tuple[str, int],
     )
 
 
-def takedowns_since(run: Store, dataset: Dataset, expected: str) -> list[Certificate]:
+def _run_of(dataset: Dataset) -> Store:
+    """Return the run folder that holds a dataset, with the certificates of its takedowns; a run may train elsewhere."""
+    return dataset.folder.child("../..")
+
+
+def takedowns_since(dataset: Dataset, expected: str) -> list[Certificate]:
     """Return the certified takedowns that led from an earlier dataset to this one, newest first; empty if none did.
 
     `expected`: digest of the earlier dataset. Raises ContractError if a manifest and a certificate disagree.
     """
-    line = takedown_ancestry(run, dataset.manifest)
+    line = takedown_ancestry(_run_of(dataset), dataset.manifest)
     befores = [certificate.tables["tokens"].before for certificate in line]
     return line[: befores.index(expected) + 1] if expected in befores else []
 
 
-def takedowns_at_same_positions(run: Store, dataset: Dataset) -> list[Certificate]:
+def takedowns_at_same_positions(dataset: Dataset) -> list[Certificate]:
     """Return the takedowns that led to a dataset without moving any token, newest first."""
     certificates = []
-    for certificate in takedown_ancestry(run, dataset.manifest):
+    for certificate in takedown_ancestry(_run_of(dataset), dataset.manifest):
         if certificate.mode == "compact":
             break
         certificates.append(certificate)
     return certificates
 
 
-def digests_at_same_positions(run: Store, dataset: Dataset) -> set[str]:
+def digests_at_same_positions(dataset: Dataset) -> set[str]:
     """Return the digests of a dataset and of the earlier versions of it that have the same token positions."""
-    earlier = takedowns_at_same_positions(run, dataset)
+    earlier = takedowns_at_same_positions(dataset)
     return {dataset.digest, *(certificate.tables["tokens"].before for certificate in earlier)}
 
 

@@ -52,7 +52,7 @@ def find_effects(run: Store, dataset: Dataset, documents: Iterable[Span]) -> Eff
     Raises ContractError if the plan or its skip list does not continue the newest checkpoint.
     """
     plan = stored_plan(run)
-    same = digests_at_same_positions(run, dataset)
+    same = digests_at_same_positions(dataset)
     # A plan for the dataset before a takedown is still the one that made the checkpoints.
     known = plan is not None and plan.dataset in same
     steps: list[int] = []
@@ -69,7 +69,7 @@ def find_effects(run: Store, dataset: Dataset, documents: Iterable[Span]) -> Eff
         saw = step >= (first if known and digest in same else 1)
         return TrainedCheckpoint(checkpoint=name, step=step, dataset=digest, saw=saw, saw_earlier=saw_earlier)
 
-    earlier, replays = takedowns_at_same_positions(run, dataset), read_replays(run)
+    earlier, replays = takedowns_at_same_positions(dataset), read_replays(run)
     current = [
         model(note.name, note, bool(takedowns_seen((note.step, note.identity.dataset), earlier, replays)))
         for note in (list_checkpoints(run) if run.is_local else [])
@@ -150,7 +150,7 @@ def _planned(run: Store, choice: str) -> tuple[Replay, Plan]:
             f"train --replay-from: expected a dataset that a takedown has changed since the plan was made, got dataset "
             f"{before[:12]}, which no takedown has changed. Train without --replay-from."
         )
-    since = takedowns_since(run, dataset, before)
+    since = takedowns_since(dataset, before)
     if not since:
         raise ConfigError(
             f"train --replay-from: expected a dataset that takedowns have made from the plan's dataset {before}, got "
@@ -174,7 +174,7 @@ def _planned(run: Store, choice: str) -> tuple[Replay, Plan]:
             "dataset. Run `penstock plan` again."
         )
     notes = list_checkpoints(run)
-    step, clean = _chosen(run, choice, notes, takedowns_at_same_positions(run, dataset))
+    step, clean = _chosen(run, choice, notes, takedowns_at_same_positions(dataset))
     later = [note.name for note in notes if note.step > step]
     replay = Replay(
         at=datetime.now(UTC).isoformat(timespec="seconds"),

@@ -95,7 +95,7 @@ def measured_run(run: Store, name: str) -> MeasuredLoss:
         )
     dataset = open_dataset(run)
     verify_plan(run, dataset, plan)
-    if manifest.dataset not in digests_at_same_positions(run, dataset):
+    if manifest.dataset not in digests_at_same_positions(dataset):
         raise ContractError(
             f"{name}/{MANIFEST_NAME}: expected dataset {dataset.digest[:12]} of the run, got {manifest.dataset[:12]}. "
             "Train the run again with `penstock train`."

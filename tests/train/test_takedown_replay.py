@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from jobs.cli import main
+from jobs.verbs.scaling import measured_run
 from pipeline.lineage.training import read_lineage
 from pipeline.takedown.certificate import check_certificate
 from schemas.errors import ConfigError
@@ -18,7 +19,7 @@ from schemas.storage import Store
 from schemas.takedown import descent_of
 from schemas.tokens import Dataset
 from schemas.versions import attach_run
-from tests.support.tiny_runs import assert_same_bits, copied, make_run, notes, train, trained
+from tests.support.tiny_runs import assert_same_bits, copied, cut_back, make_run, notes, train, trained
 from tests.support.tiny_runs import opened as batches_of
 from tests.support.tiny_takedown import certificates, documents_of, forge, opened, spans_of, take_down
 from train.config.settings import load_settings
@@ -163,6 +164,20 @@ def test_runs_on_the_same_tables_are_named_and_change_nothing_of_them(
     write_run(branch, RunFile(tables=ways | {"tokens": "v-0000000000e0"}))
     (found,) = check_certificate(Store(str(folder)), certificate).problems
     assert found.startswith("ladder/small: expected no tables made from this run, got a run with its own tokens")
+
+
+def test_a_run_elsewhere_on_what_is_left_is_measured_traced_and_resumed(new: Path, tmp_path: Path) -> None:
+    """The certificates are in the run that holds the dataset, not in the one that is trained on it."""
+    other = tmp_path / "other"
+    attach_run(Store(str(other)), Store(str(new)))
+    trained(other, 1, "train.steps=4", "checkpoint.every=2")
+    run = Store(str(other))
+    assert measured_run(run, "other").loss > 0
+    assert main(["trace", str(other), "--step", "2", "--brief"]) == 0
+    cut_back(other, 2)
+    trained(other, 1, "checkpoint.every=2")
+    assert [note.step for note in notes(other)] == [2, 4]
+    assert find_effects(run, opened(other), []).steps == []
 
 
 def compared_step(old: Path, chosen: Removed, batches: Batches, step: int) -> Iterator[str]:

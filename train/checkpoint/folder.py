@@ -430,7 +430,7 @@ def open_trained_order(run: Store, dataset: Dataset, plan: Plan) -> SampleOrder:
     order = open_order(run, dataset, plan)
     if checkpoints:
         identity = identify(dataset, plan.model_copy(update={"order": order.digest}), order.skip)
-        if checkpoints[-1].identity.dataset in digests_at_same_positions(run, dataset):
+        if checkpoints[-1].identity.dataset in digests_at_same_positions(dataset):
             identity = identity.model_copy(update={"dataset": checkpoints[-1].identity.dataset})
         _check_same_samples(run, checkpoints[-1], identity)
         check_skips(checkpoints[-1], plan, order.skip)
@@ -465,5 +465,5 @@ def check_trained_order(run: Store) -> None:
     if plan is None or not list_checkpoints(run):
         return
     dataset = open_dataset(run)
-    if plan.dataset in digests_at_same_positions(run, dataset):
+    if plan.dataset in digests_at_same_positions(dataset):
         open_trained_order(run, dataset, plan.model_copy(update={"dataset": dataset.digest}))
