@@ -126,6 +126,7 @@ HEAVY = {
     "phonenumbers",
     "presidio_analyzer",
     "py7zr",
+    "pyiceberg",
     "pyspark",
     "rich",
     "safetensors",
