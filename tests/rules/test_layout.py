@@ -39,6 +39,7 @@ SPARK_MODULES = (
     "pipeline.templates.step",
     "pipeline.inspect.whatif",
     "pipeline.perplexity.kneser_ney",
+    "pipeline.register.spark_reader",
     "jobs.spark_session",
     "jobs.workers",
 )
