@@ -15,6 +15,8 @@
     run.tokens.torch_dataset()
     run.trace(step=12)
 
+    penstock.register_source(spark)                 # then spark.read.format("penstock").load("run")
+
 Importing it takes a few milliseconds. Spark and torch are imported by the functions that need them. The names
 `schemas`, `pipeline`, `jobs` and `train` lead to the packages of Penstock from then on, whatever files the folder of a
 script has.
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
     from penstock.text import Extracted, Language, Redacted, check, detect_language, extract, redact, signals
     from pipeline.engine.stage import Drop
     from pipeline.quality.recipe_rules import BrokenRule
+    from pipeline.register.spark_reader import register_source
     from schemas.errors import ConfigError, ContractError, PenstockError
 
 __all__ = [
@@ -58,6 +61,7 @@ __all__ = [
     "extract",
     "open",
     "redact",
+    "register_source",
     "run",
     "signals",
 ]
@@ -71,6 +75,7 @@ _PLACES = {
     "Drop": "pipeline.engine.stage",
     "demo_crawl": "penstock.runs",
     "open": "penstock.runs:open_run",
+    "register_source": "pipeline.register.spark_reader",
     "run": "penstock.runs:run_recipe",
 }
 """Public name → module that defines it, or module:name where the names differ."""

@@ -20,6 +20,9 @@ from schemas.tables import TABLES
 PLACE = re.compile(rf"(?P<table>{'|'.join(TABLES)})/(?P<version>v-[0-9a-f]{{12}})/(?P<rest>.+)", re.DOTALL)
 """Path of a file of a version of a table, relative to the run. Other files of a run's tables are never deleted."""
 
+DELTA_LOG = "_delta_log"
+"""Folder in the folder of a table with the log that `penstock register --delta` writes."""
+
 FORBIDDEN = frozenset("\0\\")
 """A name with a NUL cannot be opened; a backslash separates folders on Windows."""
 

@@ -8,6 +8,7 @@ from contextlib import nullcontext
 from pathlib import Path
 
 from jobs.arguments import Command
+from pipeline.register.record import stale_commands
 from pipeline.takedown.certificate import check_certificate
 from pipeline.takedown.check_result import describe_check
 from pipeline.takedown.commit import (
@@ -303,6 +304,8 @@ def _describe_result(run: Store, certificate: Certificate) -> Iterator[str]:
     elif certificate.effects.models and certificate.mode == "tombstones":
         yield f"to train again without the documents: `penstock train {run.uri} --replay-from clean`"
     yield from _describe_left(run)
+    for command in stale_commands(run, [*certificate.tables]):
+        yield f"registered tables still name the replaced files; register them again: `{printable(command)}`"
     yield "not changed: input files, exports, and other runs that read this one"
 
 

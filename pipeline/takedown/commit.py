@@ -17,6 +17,7 @@ import pyarrow as pa
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from pipeline.engine.part import delete_part_results
+from pipeline.register.delta import is_own_commit
 from pipeline.takedown.rewrite import Removal, new_version, write_versions
 from pipeline.takedown.select import Selection
 from pipeline.takedown.tables import SPAN_LENGTHS, spans_per_document
@@ -293,13 +294,14 @@ def _files_of_versions(run: Store, table: str) -> list[str]:
 def files_left(run: Store) -> list[str]:
     """Return the files in the folders of tables that belong to no version, which a takedown neither reads nor deletes.
 
-    They may be the user's own, or copies of versions under other names.
+    They may be the user's own, or copies of versions under other names. Commits that `penstock register` wrote are left
+    out, because they hold no value of a document.
     """
     return [
         f"{table}/{name}"
         for table in TABLES
         for name in _own_files(run, table)
-        if not PLACE.fullmatch(f"{table}/{name}")
+        if not PLACE.fullmatch(f"{table}/{name}") and not is_own_commit(run.child(table), name)
     ]
 
 

@@ -30,6 +30,7 @@ VERBS = (
     ["takedown", "RUN", "--doc", DOCUMENT, "--dry-run"],
     ["repair", "RUN", "--dry-run"],
     ["gc", "RUN", "--dry-run"],
+    ["register", "RUN", "--delta"],
 )
 """Command lines of the verbs that read a run and start neither Spark nor torch."""
 

@@ -347,8 +347,8 @@ def test_the_train_image_has_neither_java_nor_spark() -> None:
     assert "java" not in " ".join(item.rest for item in instructions("train"))
 
 
-OPTIONAL = {"catboost", "kenlm"}
-"""Libraries of extras that setup.cfg declares, which a recipe must ask for."""
+OPTIONAL = {"catboost", "kenlm", "pyiceberg"}
+"""Libraries of extras that setup.cfg declares, which a recipe or an option must ask for."""
 
 
 @pytest.mark.parametrize("image", IMAGES)

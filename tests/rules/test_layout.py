@@ -39,6 +39,7 @@ SPARK_MODULES = (
     "pipeline.templates.step",
     "pipeline.inspect.whatif",
     "pipeline.perplexity.kneser_ney",
+    "pipeline.register.spark_reader",
     "jobs.spark_session",
     "jobs.workers",
 )
@@ -126,6 +127,7 @@ HEAVY = {
     "phonenumbers",
     "presidio_analyzer",
     "py7zr",
+    "pyiceberg",
     "pyspark",
     "rich",
     "safetensors",

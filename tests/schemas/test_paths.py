@@ -134,6 +134,7 @@ VERBS: dict[str, tuple[str, list[str]]] = {
     "train": ("tokens", ["train", "RUN", "--dry-run"]),
     "trace": ("tokens", ["trace", "RUN", "--step", "3"]),
     "takedown": ("documents", ["takedown", "RUN", "--doc", "00" * 16]),
+    "register": ("clean", ["register", "RUN", "--delta"]),
     "drop-old": ("tokens", ["takedown", "RUN", "--drop-old"]),
 }
 
