@@ -142,6 +142,8 @@ def plan_steps(prepared: Prepared, folder: Store) -> list[StepPlan]:
             elif written := len(part_results(folders[step.name])):
                 state += f", {written:,} part(s) are written"
         elif current.get(step.name) is not None:
+            # Its tables stay, if what it reads is built again with equal content, as from a copied input file.
+            state += ", unless its inputs stay equal"
             reasons.append(f"it reads {', '.join(follows)}")
         built += step.writes if state.startswith(TO_BUILD) else ()
         plans.append(StepPlan(step.name, step.writes, state, tuple(reasons) if state.startswith(TO_BUILD) else ()))

@@ -124,6 +124,7 @@ def test_a_dry_run_says_what_would_be_built_and_changes_nothing(
     assert re.search(r"^verdicts +to build +\d", text, re.MULTILINE)
     assert re.search(r"^  verdicts +quality.min_words: nothing → 60$", text, re.MULTILINE)
     assert re.search(r"^  tokens +it reads verdicts, clean, tokenizer$", text, re.MULTILINE)
+    assert re.search(r"^tokens +to build, unless its inputs stay equal +\d", text, re.MULTILINE)
     assert re.search(r"US\$ [\d.]*[1-9]\d* at US\$ 1000 for a core hour", text)
     assert text.endswith(f"estimated from {root}, times 1\n")
     assert main([*command, f"--like={root}", f"--like={root}"]) == 2
