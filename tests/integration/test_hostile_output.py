@@ -194,6 +194,7 @@ def commands(run: str, recipe: str, out: str, kept: str, dropped: str) -> dict[s
             ["export", run, "--format", "jsonl", "--compression", "none", "--out", f"{out}/lines"],
             ["export", run, "--format", "jsonl", "--out", f"{out}/none", "--where", f"source = {HOSTILE}"],
         ],
+        "register": [["register", run, "--delta"], ["register", run, "--delta", "--table", HOSTILE]],
         "dvc": [["dvc", recipe, "--out", "run"], ["dvc", recipe, "--out", run]],
         "init": [["init", f"{out}/new.toml", "--source", f"{Path(recipe).parent}/*.jsonl"]],
         "run": [["run", recipe, "--out", run], ["run", f"{recipe}{HOSTILE}", "--out", run]],

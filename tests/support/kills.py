@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
 
+from pipeline.engine.part_times import FOLDER
 from schemas.manifest import MANIFEST_NAME, open_table, read_manifest, read_run
 from schemas.storage import Store
 
@@ -253,8 +254,9 @@ def named_files(run: Path) -> set[str]:
 
 
 def files_of(run: Path) -> set[str]:
-    """Return the path of every file of a run."""
-    return {path.relative_to(run).as_posix() for path in run.rglob("*") if path.is_file()}
+    """Return the path of every file of a run, without those of the times of parts, which belong to no table."""
+    found = {path.relative_to(run).as_posix() for path in run.rglob("*") if path.is_file()}
+    return {name for name in found if not name.startswith(f"{FOLDER}/")}
 
 
 # --------------------------------------------------------------------------------------------------------- small input
