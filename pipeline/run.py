@@ -85,9 +85,9 @@ class Prepared:
 
     @property
     def jvm_bytes(self) -> int:
-        """Return the size of all inputs as far as the work of Spark's JVM follows from it [bytes].
+        """Return the size of all inputs in the measure of the JVM's work, which follows the number of rows [bytes].
 
-        Of archives of pages it is a sixteenth: it works by rows, and a page has 18 kB there.
+        An archive of pages counts a sixteenth, because a page takes 18 kB of it.
         """
         return sum(split.size // 16 if split.format == "warc" else split.size for split in self.splits)
 
@@ -424,9 +424,9 @@ def build_step(run: Run, step: Step, inputs: Mapping[str, TableVersion], folders
     work = work_since(run.spark, before)
     built[step.name].notes |= {"shuffled_bytes": work.shuffled_bytes, "task_seconds": round(work.task_seconds, 3)}
     timing = {"started": started.isoformat(timespec="seconds"), "wall_seconds": round(time.monotonic() - clock, 3)}
+    write_part_times(run.folder, step.name, built[step.name].parts)  # first: a step that is committed is not repeated
     for table in reversed(step.writes):
         commit(run, step, folders[table], (table, built[table], inputs, timing))
-    write_part_times(run.folder, step.name, built[step.name].parts)
 
 
 def inputs_digest(inputs: Mapping[str, TableVersion]) -> str:

@@ -80,7 +80,7 @@ class WorkDone:
 
 def newest_stage(spark: SparkSession) -> int:
     """Return the number of the last stage that Spark has started; -1 = none."""
-    return max((stage.stageId() for stage in _stages(spark, 1)), default=-1)
+    return next((int(stage.stageId()) for stage in _stages(spark)), -1)
 
 
 def work_since(spark: SparkSession, stage: int) -> WorkDone:
@@ -95,12 +95,12 @@ def work_since(spark: SparkSession, stage: int) -> WorkDone:
     return WorkDone(sum(int(each.shuffleWriteBytes()) for each in stages), milliseconds / 1000)
 
 
-def _stages(spark: SparkSession, most: int | None = None) -> Iterator[Any]:
+def _stages(spark: SparkSession) -> Iterator[Any]:
     """Yield the figures of stages, the newest first."""
     gateway: Any = spark.sparkContext._gateway
     every, quantiles = gateway.jvm.java.util.ArrayList(), gateway.new_array(gateway.jvm.double, 0)
     found: Any = spark.sparkContext._jsc.sc().statusStore().stageList(every, False, False, quantiles, every)
-    for number in range(min(found.size(), most or found.size())):
+    for number in range(found.size()):
         yield found.apply(number)
 
 

@@ -78,7 +78,6 @@ def test_a_run_has_the_times_of_all_its_parts(finished: Store, tmp_path: Path) -
         assert [row["part"] for row in rows] == [file.key for file in content.files]
         assert sum(row["rows"] for row in rows) == content.counts.rows_in
         assert sum(row["kept"] for row in rows) == content.counts.rows_kept
-        assert all(row["cpu_seconds"] + 0.001 > 0 for row in rows)
     inputs = [entry.name for entry in open_table(finished, "documents")[1].content.inputs]
     documents = pq.read_table(Path(finished.root) / FOLDER / "documents.parquet").to_pylist()
     assert [row["input"] for row in documents] == inputs
