@@ -86,6 +86,12 @@ def measured(spark: Any, tmp_path_factory: pytest.TempPathFactory) -> Measured:
     return Measured(run, [stage for number, stage in stages_of(store).items() if number not in before])
 
 
+def description_of(stage: Any) -> str:
+    """Return the description of a stage's job; jobs of other tests of the session may have none."""
+    described = stage.description()
+    return str(described.get()) if described.isDefined() else ""
+
+
 def stages_of(store: Any) -> dict[int, Stage]:
     """Return the stages that Spark has run, by their number."""
     gateway = SparkContext._gateway
@@ -93,7 +99,7 @@ def stages_of(store: Any) -> dict[int, Stage]:
     listed = store.stageList(every, False, False, gateway.new_array(gateway.jvm.double, 0), every)
     stages = [listed.apply(number) for number in range(listed.size())]
     return {
-        stage.stageId(): Stage(stage.description().get(), stage.numTasks(), stage.resultSize())
+        stage.stageId(): Stage(description_of(stage), stage.numTasks(), stage.resultSize())
         for stage in stages
         if stage.numCompleteTasks()  # the others read what an earlier stage has written
     }
