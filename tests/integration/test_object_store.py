@@ -329,11 +329,16 @@ def killed_and_run_again(spark, source: str, out: str, until: str | None = None)
     """A run that was killed when all parts of its first table stood, and run again: it goes on from those."""
     with mock.patch.object(running, "commit", side_effect=Killed), pytest.raises(Killed):
         run_it(spark, source, out, until)
-    parts = {name for name in Store(out).walk() if name.endswith(".parquet")}
+    parts = parts_of_tables(Store(out))
     assert parts
     run = run_it(spark, source, out, until)
-    assert {name for name in run.walk() if name.startswith(("documents/", "text/")) and ".parquet" in name} == parts
+    assert parts_of_tables(run) == parts
     return run
+
+
+def parts_of_tables(run: Store) -> set[str]:
+    """The files of the two tables that the first step writes."""
+    return {name for name in run.walk() if name.startswith(("documents/", "text/")) and ".parquet" in name}
 
 
 def test_a_run_is_browsed_as_on_a_local_disk(server: int, tmp_path: Path) -> None:
@@ -402,7 +407,7 @@ def test_a_new_run_shares_the_unchanged_tables_of_another(finished: Store, worke
     run_steps(workers, replace(prepare(recipe, None), reuse=(open_reused(finished.uri, new),)), new, 2)
     tables = read_run(new).tables
     assert {name for name, version in tables.items() if not version.startswith("../../../run/")} == {"tokens"}
-    assert {path.partition("/")[0] for path in new.walk()} == {"run.json", "tokens"}
+    assert {path.partition("/")[0] for path in new.walk()} == {"run.json", "progress.json", "tokens"}
     counts = [open_table(run, "tokens")[1].content.counts.rows_kept for run in (new, finished)]
     assert counts[0] == counts[1] > 50
     assert open_dataset(new).digest != open_dataset(finished).digest
