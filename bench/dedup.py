@@ -30,7 +30,8 @@ from jobs.spark_session import SparkConfig, open_session
 from pipeline.dedup.config import DedupConfig
 from pipeline.dedup.keys import layout
 from pipeline.minhash.stage import SignatureConfig
-from pipeline.run import prepare, run_steps
+from pipeline.prepare import prepare
+from pipeline.run import run_steps
 from schemas.config import Recipe
 from schemas.storage import Store
 from tests.support.dedup_control import recipe_for, run_control

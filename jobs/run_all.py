@@ -17,9 +17,10 @@ from jobs.exit_codes import exit_code_of
 from jobs.recipe import read_recipe
 from jobs.spark_session import SparkConfig, spark_session
 from pipeline.forecast import Prices, check_rebuild, describe_run, forecast, is_complete, reuse_rows
+from pipeline.prepare import Prepared, prepare
 from pipeline.quality.limits import replacement_notes
 from pipeline.quality.stage import QUALITY
-from pipeline.run import Prepared, prepare, run_locked_steps
+from pipeline.run import run_locked_steps
 from pipeline.summary import Summary, closing_summary
 from schemas.errors import ConfigError
 from schemas.locks import lock_tables

@@ -4,6 +4,7 @@ The identity of a step follows from its settings, models and inputs, so it is kn
 built. The steps after that one change too, because they read a table of another version.
 """
 
+import itertools
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import itemgetter
@@ -11,9 +12,13 @@ from typing import Any
 
 from pipeline.engine.code_digest import code_digest
 from pipeline.engine.part import part_results
+from pipeline.engine.stage import Split
 from pipeline.engine.step import Step
-from pipeline.run import Prepared, find_version, read_tables, step_content
+from pipeline.prepare import Prepared, find_version, finished_parts, read_tables, step_content
+from pipeline.sources.splits import files_by_part
 from pipeline.stages import STEPS
+from pipeline.steps.documents import identity_of
+from pipeline.steps.file_ranges import known_ranges
 from schemas.config import SEPARATOR, SOURCE, suggest_name
 from schemas.errors import ConfigError
 from schemas.manifest import (
@@ -114,6 +119,8 @@ class StepPlan:
     """Such as `complete`, `to build`, or `to build, 12 of 90 parts are written`."""
     reasons: tuple[str, ...] = ()
     """Why it would be built in place of the current version, as lines of text."""
+    share_written: float = 0.0
+    """Share of its input whose parts are written already, so that they cost nothing [0, 1]."""
 
     @property
     def is_complete(self) -> bool:
@@ -131,7 +138,7 @@ def plan_steps(prepared: Prepared, folder: Store) -> list[StepPlan]:
         reads = step.inputs(prepared.recipe)
         follows = [name for name in built if name in reads]
         reasons = [reason.text for reason in _differences(prepared, step, current.get(step.name))]
-        state = TO_BUILD
+        state, share = TO_BUILD, 0.0
         if not follows:
             inputs = {name: complete[name] for name in reads if name in complete}
             inputs |= step.external_inputs(prepared.recipe, prepared.splits)
@@ -139,15 +146,43 @@ def plan_steps(prepared: Prepared, folder: Store) -> list[StepPlan]:
             if owner is not None:
                 complete |= read_tables(folders)
                 state = COMPLETE if owner.uri == folder.uri else f"{COMPLETE} in {owner.uri}"
-            elif written := len(part_results(folders[step.name])):
-                state += f", {written:,} part(s) are written"
+            elif not step.reads:
+                written = _written_inputs(prepared, step, folder, folders[step.name])
+                last = prepared.splits[-1]
+                number = last.ordinal + last.num_ranges
+                state += f", {len(written):,} of {number:,} parts are written" if written else ""
+                share = sum(map(_bytes_of, itertools.chain(*written))) / max(1, prepared.input_bytes)
+            elif results := len(part_results(folders[step.name])):
+                state += f", {results:,} part(s) are written"
         elif current.get(step.name) is not None:
             # Its tables stay, if what it reads is built again with equal content, as from a copied input file.
             state += ", unless its inputs stay equal"
             reasons.append(f"it reads {', '.join(follows)}")
         built += step.writes if state.startswith(TO_BUILD) else ()
-        plans.append(StepPlan(step.name, step.writes, state, tuple(reasons) if state.startswith(TO_BUILD) else ()))
+        is_built = state.startswith(TO_BUILD)
+        plans.append(StepPlan(step.name, step.writes, state, tuple(reasons) if is_built else (), share))
     return plans
+
+
+def _written_inputs(prepared: Prepared, step: Step, folder: Store, documents: Store) -> list[tuple[Split, ...]]:
+    """Return the files of each part that a run would take over from earlier versions or an interrupted run.
+
+    Ranges of large files are left out if it is not known where they begin. `documents`: the folder of the version.
+    """
+    finished = finished_parts(prepared, step, folder)
+    stored = {*finished.folder.names()}
+    found = [
+        (files, place)
+        for files in files_by_part(known_ranges(prepared.splits, documents))
+        if (place := finished.part([*map(identity_of, files)], files[0].source)).name in stored
+    ]
+    # One of them shows which code wrote them, unless it changed in between.
+    is_usable = bool(found) and finished.folder.read_json(found[0][1].name).get("code") == code_digest()
+    return [files for files, _ in found] if is_usable else []
+
+
+def _bytes_of(split: Split) -> int:
+    return split.size if split.span is None else split.span.end - split.span.begin
 
 
 def reuse_rows(prepared: Prepared, folder: Store) -> list[tuple[str, str]]:
@@ -428,7 +463,8 @@ def step_costs(
     for plan in plans:
         known = [cost for run in measured if (cost := _cost_of_step(plan, run)) is not None]
         if not plan.is_complete and len(known) == len(measured):
-            costs[plan.step] = known[0].times(factors[0]) if len(known) == 1 else _on_line(known, factors)
+            whole = known[0].times(factors[0]) if len(known) == 1 else _on_line(known, factors)
+            costs[plan.step] = replace(whole.times(1 - plan.share_written), rows=whole.rows)
     return costs
 
 

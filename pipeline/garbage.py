@@ -9,9 +9,11 @@ import os
 import posixpath
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ import pyarrow.fs as pafs
 from pydantic import ValidationError
 
 from pipeline.engine.code_digest import code_digest
+from pipeline.engine.finished_parts import FINISHED
 from pipeline.engine.guard import PARTS
 from pipeline.engine.part import FRAMES, SCRATCH, PartResult
 from schemas.errors import ConfigError, ContractError
@@ -44,10 +47,14 @@ REPAIR = "repair"
 REPAIR_FILE = re.compile(rf"{REPAIR}/(?:{'|'.join(TABLES)})/.+")
 """Path of a file that a repair writes."""
 
+READ_AT_ONCE = 32
+"""Number of results of finished parts that are read at a time."""
+
 UNNAMED = "no manifest names it"
 REPLACED_PART = "result of a part whose table is complete"
 LEFT_PART = "left by a killed attempt"
 OTHER_CODE = "written by other code, so a resumed step would write it again"
+LOST_PART = "result of a part whose files are gone"
 STALE = "of a version that was not completed, and another one was completed later"
 TAKEN_DOWN = "of a version that a takedown has replaced and deleted"
 UNREADABLE = "intermediate result that cannot be read"
@@ -92,7 +99,7 @@ def find_garbage(run: Store) -> list[Garbage]:
     inner = _inner_runs(every)
     files = {name: file for name, file in every.items() if not name.startswith(inner)}
     used = {*_named_by_manifests(run, every), *_named_by_manifests(run, _linked_manifests(run))}
-    reasons: dict[str, str] = {}
+    reasons, resumable = _finished_parts(run, files, used)
     for name in files:
         if TEMPORARY.search(name):
             reasons[name] = HALF_WRITE
@@ -101,7 +108,8 @@ def find_garbage(run: Store) -> list[Garbage]:
         elif (match := CHECKPOINT.match(name)) and f"{match[1]}/{CHECKPOINT_METADATA}" not in files:
             reasons[name] = HALF_CHECKPOINT
     for names in _by_version(files).values():
-        reasons |= dict(_garbage_of_version(run, {name: files[name] for name in names}, files, used))
+        version = {name: files[name] for name in names}
+        reasons |= dict(_garbage_of_version(run, version, files, (used, resumable)))
     found = [Garbage(name, files[name].bytes, why) for name, why in reasons.items() if name not in used]
     if run.uri.startswith(SCHEME):
         # An export may be uploading to another folder of the run: it takes no lock on it.
@@ -117,7 +125,7 @@ def remove_garbage(run: Store, garbage: Sequence[Garbage]) -> None:
     The lists of intermediate files go first, so that a killed process leaves no list without its files.
     """
     files = [each.path for each in garbage if each.upload is None]
-    lists = [name for name in files if RESULT.fullmatch(name) or LISTING.fullmatch(name)]
+    lists = [name for name in files if any(kind.fullmatch(name) for kind in (RESULT, LISTING, FINISHED))]
     for names in (lists, sorted({*files} - {*lists})):
         delete_files(run, names)
         if run.is_local:
@@ -184,17 +192,51 @@ def _named_by_manifests(run: Store, files: Iterable[str]) -> Iterator[str]:
         yield from (posixpath.normpath(f"{folder}/{path}") for path in paths)
 
 
+def _finished_parts(run: Store, files: Mapping[str, _File], used: set[str]) -> tuple[dict[str, str], set[str]]:
+    """Return the results of finished parts that no run would take over, with the reasons, and the versions of others.
+
+    The files of the others are added to `used`.
+    """
+    names = [name for name in files if FINISHED.fullmatch(name)]
+    with ThreadPoolExecutor(max_workers=READ_AT_ONCE) as pool:
+        lists = [*pool.map(partial(_read_list, run), names)]
+    reasons: dict[str, str] = {}
+    resumable, kept = set[str](), set[str]()
+    for name, found in zip(names, lists, strict=True):
+        code, paths = found or ("", [])
+        own = {f"{table}/{path}" for table in TABLES for path in paths} & files.keys()
+        tables, versions = {path.split("/")[0] for path in own}, {path.split("/")[0] for path in paths}
+        later = [time for version in versions for time in _completed(files, tables, version)]
+        if found is None:
+            reasons[name] = UNREADABLE
+        elif code != code_digest():
+            reasons[name] = OTHER_CODE
+        elif len(own) < len(paths):
+            reasons[name] = LOST_PART
+        elif not own <= used and any(files[name].changed < time for time in later):
+            reasons[name] = STALE
+        else:
+            kept |= own
+            resumable |= versions
+    used |= kept
+    return reasons, resumable
+
+
 def _garbage_of_version(
-    run: Store, own: dict[str, _File], files: dict[str, _File], used: set[str]
+    run: Store, own: dict[str, _File], files: dict[str, _File], known: tuple[set[str], set[str]]
 ) -> Iterator[tuple[str, str]]:
-    """Yield (path, reason) of the files of one version, of all tables of a step, that no step would resume from."""
+    """Yield (path, reason) of the files of one version, of all tables of a step, that no step would resume from.
+
+    `known`: the used files, and the versions with finished parts that a run may take over.
+    """
+    used, resumable = known
     tables = {name.partition("/")[0] for name in own}
     version = next(iter(own)).split("/")[1]
     complete = {table for table in tables if f"{table}/{version}/{MANIFEST_NAME}" in own}
     results = {name: _read_list(run, name) for name in own if RESULT.fullmatch(name) or LISTING.fullmatch(name)}
     lists = {name: found for name, found in results.items() if name.partition("/")[0] not in complete}
     changed = max((own[name].changed for name in lists), default=0.0)
-    is_stale = any(changed < other for other in _completed(files, tables, version))
+    is_stale = version not in resumable and any(changed < other for other in _completed(files, tables, version))
     resumed = {name for name, found in lists.items() if found is not None and found[0] == code_digest()}
     kept = {path for name in resumed for path in _files_of(name, lists[name], tables)} if not is_stale else set()
     for name in own.keys() - used - kept:
@@ -210,7 +252,7 @@ def _garbage_of_version(
             yield name, UNNAMED if table in complete else STALE if is_stale else LEFT_PART
 
 
-def _completed(files: dict[str, _File], tables: set[str], version: str) -> Iterator[float]:
+def _completed(files: Mapping[str, _File], tables: set[str], version: str) -> Iterator[float]:
     """Yield the times at which other versions of tables were completed."""
     for name, file in files.items():
         match = PLACE.fullmatch(name)
@@ -226,7 +268,7 @@ def _read_list(run: Store, name: str) -> _List | None:
     """Return the content of the result of a part, or of the list of a stored frame; None if it cannot be read."""
     try:
         value: Any = run.read_json(name)
-        if RESULT.fullmatch(name):
+        if RESULT.fullmatch(name) or FINISHED.fullmatch(name):
             result = PartResult.from_json(value)
             return result.code, [written.path for written in result.files.values()]
         return value["code"], [file["path"] for frame in value[FRAMES].values() for file in frame["files"]]

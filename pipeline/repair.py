@@ -15,7 +15,8 @@ from typing import Any
 from pipeline.engine.spark import ship_models, show_progress
 from pipeline.engine.step import Step, TableResult
 from pipeline.garbage import REPAIR, REPAIR_FILE
-from pipeline.run import Prepared, Run, context_of, find_version, run_folders, run_of, shipped_models
+from pipeline.prepare import Prepared, find_version, run_folders, run_of, shipped_models
+from pipeline.run import Run, context_of
 from schemas.errors import ConfigError, ContractError
 from schemas.manifest import RUN_NAME, TableVersion, current_tables, part_key, read_run
 from schemas.paths import check_deletable, check_unlinked_tables
@@ -124,12 +125,12 @@ def repair(spark: Any, prepared: Prepared, run: Store, steps: Sequence[tuple[Ste
     """
     delete_scratch(run)  # of a killed repair
     try:
-        return _repair(Run(spark, prepared.recipe, run, prepared.splits, prepared.models, None), steps, prepared)
+        return _repair(Run(**vars(prepared), spark=spark, folder=run, partitions=None), steps)
     finally:
         delete_scratch(run)
 
 
-def _repair(session: Run, steps: Sequence[tuple[Step, Keys]], prepared: Prepared) -> list[str]:
+def _repair(session: Run, steps: Sequence[tuple[Step, Keys]]) -> list[str]:
     run, repaired = session.folder, list[str]()
     with show_progress(session.spark, "penstock repair", [step.name for step, _ in steps], run) as progress:
         if session.spark is not None:
@@ -138,7 +139,7 @@ def _repair(session: Run, steps: Sequence[tuple[Step, Keys]], prepared: Prepared
             tables = own_tables(run)
             folders = {name: run.child(f"{REPAIR}/{name}") for name in step.writes}
             with progress.step(step.name):
-                context = context_of(session, step, inputs_of(prepared, step, tables), folders)
+                context = context_of(session, step, inputs_of(session, step, tables), folders)
                 built = step.build(replace(context, only=part_numbers(set().union(*keys.values()))))
                 for name, damaged in keys.items():
                     repaired += put_in_place(run, tables[name], damaged, (name, built[name]))

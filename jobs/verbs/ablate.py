@@ -30,7 +30,8 @@ from jobs.verbs.proxies import (
 from pipeline.engine.step import Step
 from pipeline.inspect.diff import KEPT, Difference, compare_runs, open_compared_run
 from pipeline.inspect.without_rules import leave_out_rules
-from pipeline.run import prepare, run_folders, run_locked_steps, sections_of_stage, settings_of
+from pipeline.prepare import prepare, run_folders, sections_of_stage, settings_of
+from pipeline.run import run_locked_steps
 from pipeline.stages import steps_for
 from pipeline.tokens.tokenizer import TRAIN_SETTINGS
 from schemas.ablation import (

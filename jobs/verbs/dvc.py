@@ -22,7 +22,7 @@ from jobs.recipe import read_recipe, recipe_file
 from jobs.run_all import RunOptions, run_recipe
 from pipeline.engine.stage import Source
 from pipeline.engine.step import Step
-from pipeline.run import settings_of
+from pipeline.prepare import settings_of
 from pipeline.sources.config import SourceConfig
 from pipeline.stages import STEPS, steps_for
 from schemas.config import SOURCE, Recipe, own_key

@@ -6,8 +6,8 @@ import sys
 from jobs.arguments import Command, add_run, add_trust, add_verbose
 from jobs.recipe import check_functions, stored_recipe, warn_of_spark
 from jobs.spark_session import SparkConfig, spark_session
+from pipeline.prepare import prepare
 from pipeline.repair import DamagedFile, find_damage, own_tables, owners_of, repair, steps_to_repair
-from pipeline.run import prepare
 from schemas.locks import lock_tables
 from schemas.manifest import check_folder
 from schemas.storage import Store

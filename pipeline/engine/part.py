@@ -3,7 +3,8 @@
 A part that an interrupted run completed is not written again, unless other code completed it, or a takedown has changed
 the tables that it was made from since. For this, the result of each part is stored as a small JSON file in the folder
 of the step's first table until the manifest exists. The file names the code and the tables. `write_part` writes parts
-of tables as Parquet; `complete_part` does the same for parts of any format.
+of tables as Parquet; `complete_part` does the same for parts of any format. The results of parts that later versions
+of the tables may take over are stored elsewhere, and stay; see `finished_parts.py`.
 """
 
 import time
@@ -18,6 +19,7 @@ import pyarrow as pa
 
 from pipeline.engine.code_digest import code_digest
 from pipeline.engine.failures import FailureCounts, failures_of
+from pipeline.engine.finished_parts import FinishedPart
 from pipeline.engine.guard import PARTS, RecordGuard, delete_notes
 from pipeline.engine.isolation import LIMITS, MEMORY_FACTOR
 from pipeline.engine.live_counts import PartMeter, current_meter
@@ -261,6 +263,8 @@ class PartTarget:
     """(stage, reason → meaning), in declared order."""
     raises: bool = True
     """True if the stages run code on records, so that a record may also be dropped as failed or crashed."""
+    finished: FinishedPart | None = None
+    """Where the result is stored if later versions of the tables may take over the part; None = in the version."""
 
 
 @dataclass
@@ -340,7 +344,10 @@ def write_part(target: PartTarget, fill: Callable[[PartOutput], None]) -> PartRe
             transfers=output.transfers,
         )
 
-    return complete_part(folder, target.ordinal, write, {name: table.folder for name, table in target.tables.items()})
+    places = {name: table.folder for name, table in target.tables.items()}
+    if target.finished is not None:
+        return _finished_part(target.finished, key, write, places)
+    return complete_part(folder, target.ordinal, write, places)
 
 
 def complete_part(
@@ -352,20 +359,50 @@ def complete_part(
     stored result is returned. Other parts are written again, and so is one whose files are gone. `places` has the
     folders of files by their name in the result, others are not looked for; None: all files are in `folder`.
     """
-    name, made_by = f"{PARTS}/{part_key(ordinal)}.json", (code_digest(), current_inputs())
-    is_stored = folder.exists(name)
-    stored = PartResult.from_json(folder.read_json(name)) if is_stored else None
-    if stored is not None and (stored.code, stored.inputs) == made_by:
-        # `penstock gc` may delete the files of a part that a worker completes after its driver was killed.
+    name = f"{PARTS}/{part_key(ordinal)}.json"
+    stored = PartResult.from_json(folder.read_json(name)) if folder.exists(name) else None
+    if stored is not None and (stored.code, stored.inputs) == (code_digest(), current_inputs()):
         places = dict.fromkeys(stored.files, folder) if places is None else places
-        files = [(places[name], file) for name, file in stored.files.items() if name in places]
-        if all(place.fs.get_file_info(place.path(file.path)).size == file.bytes for place, file in files):
+        if _has_files(stored, places):
             return replace(stored, resumed=True)
-    started, began = time.process_time(), time.monotonic()
-    result = replace(write(), code=made_by[0], inputs=made_by[1])
-    result = replace(result, cpu_seconds=time.process_time() - started, wall_seconds=time.monotonic() - began)
+    result = replace(_timed(write), inputs=current_inputs())
     folder.write_atomic(name, canonical_json(result.to_json()))
+    return replace(result, redone=stored is not None)
+
+
+def _finished_part(
+    finished: FinishedPart, key: str, write: Callable[[], PartResult], places: Mapping[str, Store]
+) -> PartResult:
+    """Do the same for a part that later versions of its tables may take over, from `places`, or from earlier ones."""
+    is_stored = finished.folder.exists(finished.name)
+    stored = PartResult.from_json(finished.folder.read_json(finished.name)) if is_stored else None
+    if stored is not None and stored.code == code_digest() and stored.files.keys() == places.keys():
+        files = {
+            table: replace(file, key=key, path=finished.path_in(places[table], file.path))
+            for table, file in stored.files.items()
+        }
+        found = replace(stored, files=files, resumed=True)
+        if _has_files(found, places):
+            return found
+    result = _timed(write)
+    paths = {table: finished.stored_path(file.path, places[table]) for table, file in result.files.items()}
+    kept = replace(result, files={table: replace(file, path=paths[table]) for table, file in result.files.items()})
+    finished.folder.write_atomic(finished.name, canonical_json(kept.to_json()))
     return replace(result, redone=is_stored)
+
+
+def _has_files(result: PartResult, places: Mapping[str, Store]) -> bool:
+    """Return True if the files of a result in the folders `places` exist with their sizes."""
+    # `penstock gc` may delete the files of a part that a worker completes after its driver was killed.
+    files = [(places[name], file) for name, file in result.files.items() if name in places]
+    return all(place.fs.get_file_info(place.path(file.path)).size == file.bytes for place, file in files)
+
+
+def _timed(write: Callable[[], PartResult]) -> PartResult:
+    """Return the result of `write` with the code and the times that it took."""
+    started, began = time.process_time(), time.monotonic()
+    result = replace(write(), code=code_digest())
+    return replace(result, cpu_seconds=time.process_time() - started, wall_seconds=time.monotonic() - began)
 
 
 def part_results(folder: Store) -> list[str]:

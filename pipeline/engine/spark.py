@@ -308,8 +308,13 @@ def run_partitions(
     return job.gather(frame.mapInArrow(work, RESULTS_DDL), is_large=False).answers
 
 
+def is_taken_over(answer: TaskResult) -> bool:
+    """Return True if the result of a task is that of a part of an earlier version."""
+    return any(isinstance(file, dict) and file["path"].startswith("../") for file in answer.get("files", {}).values())
+
+
 def _check_code(answers: Sequence[TaskResult]) -> None:
-    """Say how many parts of other code or inputs were written again.
+    """Say how many parts of other code or inputs were written again, and how many are those of earlier versions.
 
     Raises ContractError if a worker has other code than the driver.
     """
@@ -320,10 +325,14 @@ def _check_code(answers: Sequence[TaskResult]) -> None:
             "Use the same files of penstock on every machine and until the run ends."
         )
     progress, redone = current_progress(), sum(bool(answer.get("redone")) for answer in answers)
-    if redone and progress is not None:
+    if progress is None:
+        return
+    if redone:
         progress.say(
             f"{redone:,} completed part(s) of other code or inputs were written again, so that no table mixes them"
         )
+    if taken := sum(is_taken_over(answer) for answer in answers):
+        progress.say(f"{taken:,} of {len(answers):,} parts are those of an earlier version of the table")
 
 
 def catch_user_errors(call: Callable[[], TaskResult]) -> TaskResult:

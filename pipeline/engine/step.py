@@ -11,16 +11,20 @@ from itertools import groupby
 from typing import Any, Literal, TypeVar
 
 from pipeline.engine.failures import FailureCounts
+from pipeline.engine.finished_parts import FinishedPart, FinishedParts
 from pipeline.engine.parquet import WrittenFile
 from pipeline.engine.part import RANGE, PartResults, WrittenPart
 from pipeline.engine.stage import PerDocument, Relation, Source, Split
 from schemas.config import SEPARATOR, Recipe, own_key
-from schemas.manifest import Counts, FileEntry, TableVersion
+from schemas.ids import digest_of
+from schemas.manifest import Counts, FileEntry, Manifest, TableVersion, part_key
 from schemas.storage import Store
 
 Stage = Source | PerDocument | Relation
-M = TypeVar("M")
+N = TypeVar("N", bound=Mapping[str, Any])
 P = TypeVar("P")
+MADE_WITH = ("stages", "config", "models")
+"""The fields of a manifest's content that follow from a recipe."""
 
 
 @dataclass(frozen=True)
@@ -68,6 +72,8 @@ class StepContext:
     """The stages of the step for each source, if there are several sources."""
     only: frozenset[int] | None = None
     """The numbers of the parts to build if some of a committed table are damaged; None = all parts."""
+    finished: FinishedParts | None = None
+    """The parts that earlier versions of the step's tables have; None = every part is built in a version of its own."""
 
     def of_source(self, source: str) -> "StepContext":
         """Return the same context with the settings, stages and models of one source."""
@@ -104,6 +110,29 @@ class StepContext:
         firsts = {split.source: split.ordinal for split in reversed(self.splits)}
         return PartSources(tuple(sorted(firsts.values())), tuple(sorted(firsts, key=firsts.__getitem__)))
 
+    def finished_part(self, made_from: Any, source: str | None = None) -> FinishedPart | None:
+        """Return where the result of a part is stored for later versions; None = only in this one.
+
+        See `FinishedParts.part`.
+        """
+        return None if self.finished is None else self.finished.part(made_from, source)
+
+    def finished_parts(self, also_from: Any = None) -> list[FinishedPart | None]:
+        """Return the same for each part of a step, in order, that reads the same part of each of its tables.
+
+        `also_from`: JSON values that identify what else all parts read.
+        """
+        made_with = {name: digest_of(made_with_of(table.manifest)) for name, table in self.inputs.items()}
+        return [
+            self.finished_part(
+                [
+                    *((name, made_with[name], table.manifest.paths[key].sha256) for name, table in self.inputs.items()),
+                    also_from,
+                ]
+            )
+            for key in map(part_key, range(len(self.inputs["documents"].manifest.content.files)))
+        ]
+
     def model_paths(self) -> dict[str, dict[str, str]]:
         """Return the paths of the shipped models by stage and name, for the stages' `make` functions."""
         return {
@@ -112,7 +141,12 @@ class StepContext:
         }
 
 
-def models_of_source(models: Mapping[str, Mapping[str, M]], recipe: Recipe) -> dict[str, Mapping[str, M]]:
+def made_with_of(manifest: Manifest) -> dict[str, Any]:
+    """Return the stages, settings and models with which a table was made, as JSON values."""
+    return manifest.content.model_dump(mode="json", include={*MADE_WITH})
+
+
+def models_of_source(models: Mapping[str, N], recipe: Recipe) -> dict[str, N]:
     """Return the models of the stages for the documents of one source; `recipe` is that of the source.
 
     A stage that the source has for itself has no model of the run, also if the source gives it none.

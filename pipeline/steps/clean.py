@@ -10,6 +10,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
+from pipeline.engine.finished_parts import FinishedPart
 from pipeline.engine.part import PartOutput, PartResult, PartTarget, TableTarget, write_part
 from pipeline.engine.progress import WorkTotal
 from pipeline.engine.spark import run_parts
@@ -42,14 +43,17 @@ class CleanTask:
     tables: dict[str, Store]
     paths: dict[str, CheckedPath]
     folder: Store
+    finished: FinishedPart | None = None
+    """Where the result is stored for later versions of the table; None = only in this version."""
 
 
 def build_clean(build: StepContext) -> dict[str, TableResult]:
     """Build the table `clean`, with one part for each part of `documents`, and return its result."""
     paths = [part_paths(build.inputs, ordinal) for ordinal in range(num_parts(build.inputs["documents"]))]
-    folders = {name: table.folder for name, table in build.inputs.items()}
+    folders, folder = {name: table.folder for name, table in build.inputs.items()}, build.folders["clean"]
+    finished = build.finished_parts()
     tasks = [
-        CleanTask(ordinal, own.per_document, own.recipe, own.model_paths(), folders, path, build.folders["clean"])
+        CleanTask(ordinal, own.per_document, own.recipe, own.model_paths(), folders, path, folder, finished[ordinal])
         for ordinal, (path, own) in enumerate(build.by_part(paths))
     ]
     last = build.inputs.get("repeats") or build.inputs["dedup"]
@@ -79,7 +83,8 @@ def clean_part(task: CleanTask, retried: bool) -> PartResult:
             output.write(row)
 
     reasons = [(stage.name, stage.reasons) for stage in task.stages]
-    return write_part(PartTarget(task.ordinal, {"clean": TableTarget(task.folder, CLEAN, "text")}, reasons), fill)
+    tables = {"clean": TableTarget(task.folder, CLEAN, "text")}
+    return write_part(PartTarget(task.ordinal, tables, reasons, finished=task.finished), fill)
 
 
 def _count(row: Row, output: PartOutput) -> None:

@@ -16,7 +16,7 @@ import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
 from pipeline.engine.code_digest import code_digest
-from pipeline.engine.guard import PARTS
+from pipeline.engine.finished_parts import FinishedPart
 from pipeline.engine.materialize import FrameStore
 from pipeline.engine.part import FRAMES, SCRATCH, PartResult, PartResults, current_inputs
 from pipeline.engine.spark import dataframe_from_tasks, run_part_writers
@@ -32,7 +32,7 @@ from pipeline.sources.config import SourceConfig
 from schemas.errors import ContractError
 from schemas.expressions import parse_expression
 from schemas.leases import delete_files
-from schemas.manifest import Counts, part_key
+from schemas.manifest import Counts
 from schemas.storage import Store
 
 CAUSE = "unreachable"
@@ -175,24 +175,35 @@ def limited_partitions(build: StepContext, tasks: int) -> int | None:
     return min(*limits, build.partitions or tasks, tasks)
 
 
-def check_unreachable(build: StepContext, files: Sequence[tuple[Split, ...]], results: PartResults) -> PartResults:
+def check_unreachable(
+    build: StepContext, parts: Sequence[tuple[tuple[Split, ...], FinishedPart | None]], results: PartResults
+) -> PartResults:
     """Return the results without the causes for which files were unreachable.
 
-    Raises ContractError if more files of a crawl were unreachable than source.max_unreadable allows. The results of
-    their parts are deleted first, so that the next run tries these files again and keeps all others.
+    `parts`: the files of each part, and where its result is stored. Raises ContractError if more files of a crawl were
+    unreachable than source.max_unreadable allows. The results of the parts of unreachable files are deleted, so that
+    the next run, or a later version of the table, tries these files again and keeps all others.
     """
+    read = [(files[0], result, finished) for (files, finished), result in zip(parts, results.parts, strict=True)]
+    lost = [(split, result, finished) for split, result, finished in read if any(CAUSE in s for s in result.sources)]
+    stored = [finished for _, _, finished in lost if finished is not None]
+    if stored:
+        delete_files(stored[0].folder, [place.name for place in stored])
     for name, own in build.recipe.by_source().items():
         config = own.section("source", SourceConfig)
-        parts = [(group[0], part) for group, part in zip(files, results.parts, strict=True) if group[0].source == name]
-        missing = [(split, entry[CAUSE]) for split, part in parts for entry in part.sources if CAUSE in entry]
-        if config.crawl is None or len(missing) <= config.max_unreadable * len(parts):
+        missing = [
+            (split, entry[CAUSE])
+            for split, result, _ in lost
+            for entry in result.sources
+            if split.source == name and CAUSE in entry
+        ]
+        number = sum(split.source == name for split, _, _ in read)
+        if config.crawl is None or len(missing) <= config.max_unreadable * number:
             continue
-        folder = build.folders["documents"]
-        delete_files(folder, [f"{PARTS}/{part_key(split.ordinal)}.json" for split, _ in missing])
         split, cause = missing[0]
         raise ContractError(
             f"source.max_unreadable: expected at most {config.max_unreadable:g} of the files of {config.crawl} to be "
-            f"unreachable, got {len(missing):,} of {len(parts):,}, the first {split.name} ({cause}). Run the same "
+            f"unreachable, got {len(missing):,} of {number:,}, the first {split.name} ({cause}). Run the same "
             "command again, which keeps what was read, or raise source.max_unreadable."
         )
     known = [

@@ -8,12 +8,13 @@ import functools
 import sys
 from collections.abc import Container, Generator, Iterable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from typing import Any, Literal
 
 from pydantic import Field
 
 from pipeline.decontaminate.stage import DECONTAMINATE, contamination_table, figures_of, set_sizes
+from pipeline.engine.finished_parts import FinishedPart
 from pipeline.engine.guard import RecordGuard, StuckReaderError
 from pipeline.engine.part import RANGE, DropCounter, PartOutput, PartResult, PartTarget, TableTarget, write_part
 from pipeline.engine.progress import WorkTotal
@@ -78,6 +79,8 @@ class DocumentsTask:
     """Folder of the table `comparisons`; None = no extractors are compared."""
     others: tuple[Split, ...] = ()
     """Files of the same source whose first rows are read if the files of the part have no text."""
+    finished: FinishedPart | None = None
+    """Where the result is stored for later versions of the tables; None = only in this version."""
 
 
 def build_documents(build: StepContext) -> dict[str, TableResult]:
@@ -90,16 +93,25 @@ def build_documents(build: StepContext) -> dict[str, TableResult]:
     folders = build.folders["documents"], build.folders["text"], build.folders.get("comparisons")
     others = {name: spread([split for split in build.splits if split.source == name]) for name in build.recipe.sources}
     parts = files_by_part(with_file_ranges(build, with_ranges(build)))
+    finished = [build.finished_part([*map(identity_of, files)], files[0].source) for files in parts]
     tasks = [
-        DocumentsTask(files, source, own.per_document, own.recipe, own.model_paths(), *folders, others[files[0].source])
-        for files, own in build.by_part(parts)
+        DocumentsTask(
+            files,
+            source,
+            own.per_document,
+            own.recipe,
+            own.model_paths(),
+            *folders,
+            others=others[files[0].source],
+            finished=finished[at],
+        )
+        for at, (files, own) in enumerate(build.by_part(parts))
     ]
     size = WorkTotal(bytes=sum(split.size for split in build.splits))
     limited = replace(build, partitions=limited_partitions(build, len(tasks)))
     results = run_parts(limited, documents_part, tasks, "documents", size)
-    if build.only is not None:
-        parts = [files for number, files in enumerate(parts) if number in build.only]
-    results = check_unreachable(build, parts, results)
+    read = [(files, finished[at]) for at, files in enumerate(parts) if build.only is None or at in build.only]
+    results = check_unreachable(build, read, results)
     clear_ranges(build)
     clear_file_ranges(build)
     tables = ("documents", "text", *(("comparisons",) if "comparisons" in build.folders else ()))
@@ -143,7 +155,13 @@ def documents_part(task: DocumentsTask, retried: bool) -> PartResult:
     first = task.splits[0]
     reasons: list[tuple[str, Mapping[str, str]]] = [(task.source.name, reasons_of(first.format, first.is_crawl))]
     reasons += [(stage.name, stage.reasons) for stage in task.stages]
-    return write_part(PartTarget(first.ordinal, tables, reasons), fill)
+    return write_part(PartTarget(first.ordinal, tables, reasons, finished=task.finished), fill)
+
+
+def identity_of(split: Split) -> list[Any]:
+    """Return JSON values that identify the rows that are read from a file, or from a range of one."""
+    span = None if split.span is None else [split.num_ranges, *astuple(split.span)]
+    return [split.key, split.name, split.size, split.identity, split.format, split.snapshot, [*split.companions], span]
 
 
 def rows_of_files(

@@ -62,6 +62,31 @@ def with_file_ranges(build: StepContext, splits: Sequence[Split]) -> list[Split]
     return known
 
 
+def known_ranges(splits: Sequence[Split], documents: Store) -> list[Split]:
+    """Return the splits of a run, with the ranges of a large file in its place, if an interrupted run has found them.
+
+    Other large files are left out. `documents`: the folder of the version of the table.
+    """
+    folder = documents.child(f"{SCRATCH}/{NAME}")
+    known: list[Split] = []
+    for split in splits:
+        starts = [] if split.num_ranges == 1 else _stored_starts(split, folder)
+        known += [] if starts is None else with_starts(ranges_of(split), _starts(starts))
+    return known
+
+
+def _stored_starts(split: Split, folder: Store) -> list[Any] | None:
+    """Return the starts of the ranges of a file that a task of the same code has stored; None = there are none."""
+    name = f"{part_key(split.ordinal)}.json"
+    stored: dict[str, Any] = folder.read_json(name) if folder.exists(name) else {}
+    made_by = _made_by(split)
+    return stored[STARTS] if {key: stored.get(key) for key in made_by} == made_by else None
+
+
+def _made_by(split: Split) -> dict[str, Any]:
+    return {"code": code_digest(), "file": [split.key, split.size, split.identity, split.num_ranges]}
+
+
 def clear_file_ranges(build: StepContext) -> None:
     """Delete the starts of ranges."""
     if any(split.num_ranges > 1 for split in build.splits):
@@ -73,11 +98,9 @@ def file_starts(task: StartsTask, retried: bool) -> TaskResult:
 
     Raises ContractError if the file has changed since the run was prepared.
     """
-    split, name = task.split, f"{part_key(task.split.ordinal)}.json"
-    made_by = {"code": code_digest(), "file": [split.key, split.size, split.identity, split.num_ranges]}
-    stored: dict[str, Any] = task.folder.read_json(name) if task.folder.exists(name) else {}
-    if {key: stored.get(key) for key in made_by} == made_by:
-        return {STARTS: stored[STARTS], "resumed": True}
+    split = task.split
+    if (stored := _stored_starts(split, task.folder)) is not None:
+        return {STARTS: stored, "resumed": True}
     memory = max(LIMITS.memory_bytes, MEMORY_FACTOR * task.config.max_record_bytes)
     place = task.folder, part_key(split.ordinal)
     with (
@@ -87,7 +110,8 @@ def file_starts(task: StartsTask, retried: bool) -> TaskResult:
         current_meter().position = lambda: 0 if stream.closed else stream.tell()
         starts: list[RangeStart | None] = find_starts(split, stream, task.config, guard.read, retried)
     check_unchanged(split)
-    task.folder.write_atomic(name, canonical_json({**made_by, STARTS: starts, FRAMES: {}}))
+    stored_as = f"{part_key(split.ordinal)}.json"
+    task.folder.write_atomic(stored_as, canonical_json({**_made_by(split), STARTS: starts, FRAMES: {}}))
     return {STARTS: starts, INPUT_FILES: [{"bytes": split.size}]}
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 import pyarrow.parquet as pq
 
+from pipeline.engine.finished_parts import FinishedPart
 from pipeline.engine.parquet import TEXTS_AT_ONCE, Part, PartWriter, apply_cuts, parts_of, read_measured, unique_name
 from pipeline.engine.part import PartOutput, PartResult, PartTarget, TableTarget, TaskResult, write_part
 from pipeline.engine.progress import WorkTotal, doing
@@ -36,6 +37,8 @@ class ScoresTask:
     folder: Store
     scored: str | None = None
     """The file with the scores that a checkpoint computed for the part; None if no checkpoint scores texts."""
+    finished: FinishedPart | None = None
+    """Where the result is stored for later versions of the table; None = only in this version."""
 
 
 def has_models(stages: Sequence[PerDocument], recipe: Recipe) -> bool:
@@ -45,9 +48,9 @@ def has_models(stages: Sequence[PerDocument], recipe: Recipe) -> bool:
 
 def build_scores(build: StepContext) -> dict[str, TableResult]:
     """Build the table `scores`, with one part for each part of `documents`, and return its result."""
-    folder = build.folders["scores"]
+    folder, finished = build.folders["scores"], build.finished_parts()
     tasks = [
-        ScoresTask(part, own.per_document, own.recipe, own.model_paths(), folder)
+        ScoresTask(part, own.per_document, own.recipe, own.model_paths(), folder, finished=finished[part.ordinal])
         for part, own in build.by_part(parts_of(build.inputs))
     ]
     scored: list[str] = []
@@ -57,7 +60,7 @@ def build_scores(build: StepContext) -> dict[str, TableResult]:
         if (perplexity.scorer or "").startswith(CHECKPOINT) and chosen:
             files = scored_by_checkpoint(build, perplexity, [tasks[at] for at in chosen])
             for at, name in zip(chosen, files, strict=True):
-                tasks[at] = replace(tasks[at], scored=name)
+                tasks[at] = replace(tasks[at], scored=name, finished=None)
             scored += files
     size = WorkTotal(rows=build.inputs["documents"].manifest.content.counts.rows_kept)
     built = combine_parts(run_parts(build, scores_part, tasks, "scores", size), ("scores",))
@@ -108,7 +111,7 @@ def scores_part(task: ScoresTask, retried: bool) -> PartResult:
 
     reasons = [(stage.name, stage.reasons) for stage in task.stages]
     tables = {"scores": TableTarget(task.folder, SCORES)}
-    return write_part(PartTarget(task.part.ordinal, tables, reasons), fill)
+    return write_part(PartTarget(task.part.ordinal, tables, reasons, finished=task.finished), fill)
 
 
 def _count(row: Row, output: PartOutput) -> None:

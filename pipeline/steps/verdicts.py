@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from pipeline.engine.finished_parts import FinishedPart
 from pipeline.engine.isolation import Crashed
 from pipeline.engine.parquet import Part, parts_of, read_measured
 from pipeline.engine.part import (
@@ -75,6 +76,8 @@ class VerdictsTask:
     models: ModelPaths
     cutoffs: Cutoffs
     folder: Store
+    finished: FinishedPart | None = None
+    """Where the result is stored for later versions of the table; None = only in this version."""
 
 
 def build_verdicts(build: StepContext) -> dict[str, TableResult]:
@@ -90,7 +93,8 @@ def build_verdicts(build: StepContext) -> dict[str, TableResult]:
         results = gather_tasks(build.spark, histograms_of_part, tasks, "compute cut-offs", build.partitions)
         histograms = results.summed["histograms"]
         cutoffs, measures = cutoffs_of(quantiles, histograms), measures_of(quantiles, histograms)
-    tasks = [replace(task, cutoffs=cutoffs) for task in tasks]
+    finished = build.finished_parts(cutoffs)
+    tasks = [replace(task, cutoffs=cutoffs, finished=finished[task.part.ordinal]) for task in tasks]
     size = WorkTotal(rows=build.inputs["documents"].manifest.content.counts.rows_kept)
     written = run_parts(build, verdicts_part, tasks, "verdicts", size)
     built = combine_parts(written, ("verdicts",), by_source=True)
@@ -286,7 +290,7 @@ def verdicts_part(task: VerdictsTask, retried: bool) -> PartResult:
 
     reasons = [(stage.name, stage.verdicts) for stage in task.stages]
     tables = {"verdicts": TableTarget(task.folder, VERDICTS)}
-    return write_part(PartTarget(task.part.ordinal, tables, reasons, raises=False), fill)
+    return write_part(PartTarget(task.part.ordinal, tables, reasons, raises=False, finished=task.finished), fill)
 
 
 def distributions_of(

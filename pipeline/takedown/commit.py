@@ -16,6 +16,7 @@ from importlib.metadata import version
 import pyarrow as pa
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from pipeline.engine.finished_parts import delete_finished_parts
 from pipeline.engine.part import delete_part_results
 from pipeline.register.delta import is_own_commit
 from pipeline.takedown.rewrite import Removal, new_version, write_versions
@@ -144,6 +145,7 @@ def finish_takedown(run: Store, pending: PendingTakedown) -> Certificate:
         moved = {"to": change.version_after, "id": certificate.id}
         run.write_atomic(f"{table}/{change.version_before}/{REPLACED_NAME}", canonical_json(moved))
         delete_part_results(run.child(f"{table}/{change.version_after}"))
+    delete_finished_parts(run)  # they describe files with the documents
     _clean_logs(run, {*pending.documents})
     for name in DERIVED_FILES:
         _delete(run, name)

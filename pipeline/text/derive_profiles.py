@@ -300,8 +300,9 @@ def derive_profiles(config: DeriveConfig, out: str, spark: Any = None) -> Mappin
     documents, totals = frequencies["documents"], frequencies["totals"]
     chosen = {lang: words for lang, words in frequencies["candidates"].items() if _has_profile(lang, documents, config)}
     if not chosen:
+        left_out = f" other than {', '.join(config.leave_out)}" if config.leave_out else ""
         raise ConfigError(
-            f"derive: expected a language with at least {config.min_documents} documents, got "
+            f"derive: expected a language{left_out} with at least {config.min_documents} documents, got "
             f"{dict(sorted(documents.items()))}. Add documents to derive.reference, or lower derive.min_documents."
         )
     counted = _counted(spark, word_counts, _asking(tasks, chosen), "word counts")

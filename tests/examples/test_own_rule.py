@@ -10,9 +10,9 @@ import pytest
 import penstock
 from examples.own_rule.measure import measure
 from jobs.recipe import read_recipe
+from pipeline.prepare import prepare
 from pipeline.quality.config import QualityConfig
 from pipeline.quality.recipe_rules import check_rules
-from pipeline.run import prepare
 from schemas.config import Recipe
 from schemas.errors import ConfigError
 from tests.support.paths import ROOT

@@ -18,7 +18,8 @@ import pytest
 from jobs.cli import main
 from jobs.recipe import read_recipe
 from pipeline.demo_crawl.build import build_demo_crawl
-from pipeline.run import prepare, run_steps
+from pipeline.prepare import prepare
+from pipeline.run import run_steps
 from pipeline.sources.common_crawl import requests
 from pipeline.sources.common_crawl.columns import INDEX_SCHEMA
 from schemas.errors import ContractError
@@ -158,6 +159,24 @@ def test_few_files_and_connections(whole: Store, bucket: Path, run: Any) -> None
     assert len(names) == 2
 
 
+def fetched(web: Any) -> set[str]:
+    return {path for path, _ in web.requests if path.endswith(".warc.gz")}
+
+
+def test_more_files_of_a_crawl_are_read_and_those_of_the_run_before_are_not(
+    whole: Store, bucket: Path, run: Any, tmp_path: Path
+) -> None:
+    store = Store(str(tmp_path / "grown"))
+    with serving(bucket) as web:
+        run(f"source.mirror={web.uri}", "source.files=2", folder=store)
+        first = fetched(web)
+    with serving(bucket) as web:
+        run(f"source.mirror={web.uri}", folder=store)
+        assert fetched(web) == {*archives(bucket)} - first
+    assert len(first) == 2
+    assert digests(store) == digests(whole)
+
+
 # ------------------------------------------------------------------------------------------- files that are unreachable
 
 
@@ -225,6 +244,20 @@ def test_too_many_missing_files_stop_the_run_which_then_resumes(
     with serving(bucket) as web:
         run(f"source.mirror={web.uri}", f"source.max_unreadable={share}", folder=store)
         assert {path for path, _ in web.requests if path.endswith(".warc.gz")} == {name}  # the others are kept
+    assert digests(store) == digests(whole)
+
+
+def test_a_larger_run_tries_again_what_was_unreachable_and_keeps_the_others(
+    damaged: Path, bucket: Path, whole: Store, run: Any, tmp_path: Path
+) -> None:
+    store = Store(str(tmp_path / "grown"))
+    with serving(damaged) as web:
+        run(f"source.mirror={web.uri}", "source.max_unreadable=0.5", "source.share=0.99", folder=store)
+        first = fetched(web)
+    assert manifest(store).content.counts.dropped["source/unreachable_file"] == (archives(bucket)[0] in first)
+    with serving(bucket) as web:
+        run(f"source.mirror={web.uri}", "source.files=99", folder=store)
+        assert fetched(web) == {*archives(bucket)} - (first - {archives(bucket)[0]})
     assert digests(store) == digests(whole)
 
 

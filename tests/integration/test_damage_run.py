@@ -13,8 +13,8 @@ from jobs.cli import main
 from jobs.recipe import stored_recipe, warn_of_spark
 from jobs.spark_session import SparkConfig
 from pipeline.garbage import REPAIR
+from pipeline.prepare import prepare
 from pipeline.repair import find_damage, own_tables, repair, steps_to_repair
-from pipeline.run import prepare
 from schemas.errors import ContractError
 from schemas.manifest import open_table, read_run
 from schemas.storage import Store

@@ -5,7 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pipeline.run import prepare, run_steps
+from pipeline.prepare import prepare
+from pipeline.run import run_steps
 from schemas.storage import Store
 from tests.support.dedup_corpus import Copy, Law, documents_of, made_up_texts, stock_of
 from tests.support.dedup_oracle import Pairs, expected_recall

@@ -13,7 +13,8 @@ from jobs.recipe import read_recipe, stored_recipe
 from pipeline.dedup.config import DedupConfig
 from pipeline.inspect.whatif import predict
 from pipeline.minhash.stage import SignatureConfig, as_matrix, similarity, value_type
-from pipeline.run import prepare, run_steps
+from pipeline.prepare import prepare
+from pipeline.run import run_steps
 from schemas.errors import ConfigError
 from schemas.manifest import open_table, read_run
 from schemas.storage import Store

@@ -15,7 +15,8 @@ from pipeline.engine.spark import run_tasks
 from pipeline.export.card import CardText
 from pipeline.export.export import ExportOptions, export_text, prepare_export
 from pipeline.inspect.show import columns_of_run, find_documents, parse_where
-from pipeline.run import prepare, run_steps
+from pipeline.prepare import prepare
+from pipeline.run import run_steps
 from schemas.manifest import open_table
 from schemas.storage import Store
 from schemas.tables import META_CUT, META_FIELDS, META_NUMBERS

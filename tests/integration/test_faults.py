@@ -14,7 +14,8 @@ import pytest
 from jobs.cli import main
 from jobs.exit_codes import exit_code_of
 from jobs.recipe import read_recipe
-from pipeline.run import prepare, run_steps
+from pipeline.prepare import prepare
+from pipeline.run import run_steps
 from schemas.storage import Store
 from tests.fixtures.make_run import RECIPE
 from tests.support.kills import digests, various_pages

@@ -25,9 +25,10 @@ from jobs.recipe import recipe_sections
 from jobs.verbs.browse import open_run_of
 from pipeline.browse.server import BrowseServer
 from pipeline.inspect.show import find_documents, parse_where
+from pipeline.prepare import prepare
 from pipeline.report.live import LiveServer
 from pipeline.report.page import ReportOptions
-from pipeline.run import prepare, run_steps
+from pipeline.run import run_steps
 from schemas.manifest import read_run, write_run
 from schemas.overrides import load_recipe
 from schemas.storage import Store

@@ -24,7 +24,8 @@ import pytest
 from jobs.cli import main
 from jobs.recipe import read_recipe
 from pipeline.demo_crawl.build import build_demo_crawl
-from pipeline.run import prepare, run_steps
+from pipeline.prepare import prepare
+from pipeline.run import run_steps
 from schemas.storage import Store
 from tests.fixtures.make_run import RECIPE
 from tests.support import rank_pool

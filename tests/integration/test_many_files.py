@@ -11,7 +11,8 @@ import pytest
 from jobs.cli import main
 from jobs.recipe import read_recipe
 from pipeline.inspect.diff import compare_runs, open_compared_run
-from pipeline.run import prepare, run_steps
+from pipeline.prepare import prepare
+from pipeline.run import run_steps
 from pipeline.sources import splits
 from schemas.manifest import open_table
 from schemas.storage import Store

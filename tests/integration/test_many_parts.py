@@ -13,7 +13,8 @@ from pyspark import SparkContext
 
 from jobs.recipe import read_recipe
 from pipeline.engine.tasks import GROUPS_PER_CORE
-from pipeline.run import prepare, run_steps
+from pipeline.prepare import prepare
+from pipeline.run import run_steps
 from pipeline.sources import splits
 from schemas.manifest import open_table
 from schemas.storage import Store

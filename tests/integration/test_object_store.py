@@ -26,7 +26,8 @@ from pipeline.browse.rows import Position
 from pipeline.browse.sample import SampleProgress
 from pipeline.browse.search import make_query, search
 from pipeline.demo_crawl.build import build_demo_crawl
-from pipeline.run import prepare, run_steps
+from pipeline.prepare import prepare
+from pipeline.run import run_steps
 from pipeline.sources.config import SourceConfig
 from pipeline.sources.splits import find_splits
 from pipeline.takedown.commit import read_pending

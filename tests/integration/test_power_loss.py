@@ -20,7 +20,8 @@ from pathlib import Path
 import pytest
 
 from jobs.recipe import read_recipe
-from pipeline.run import prepare, run_steps
+from pipeline.prepare import prepare
+from pipeline.run import run_steps
 from schemas.storage import Store
 from tests.fixtures.make_run import RECIPE
 from tests.support.kills import digests, various_pages

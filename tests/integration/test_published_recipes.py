@@ -17,7 +17,8 @@ from jobs.recipe import read_recipe
 from pipeline.fit.classifier import TrainClassifierConfig, train_classifier
 from pipeline.fit.language_model import LmConfig, make_language_model
 from pipeline.perplexity.kneser_ney.config import TrainLmConfig
-from pipeline.run import prepare, run_steps
+from pipeline.prepare import prepare
+from pipeline.run import run_steps
 from schemas.manifest import open_table, read_run
 from schemas.overrides import Unset
 from schemas.storage import Store

@@ -20,7 +20,8 @@ from jobs.recipe import read_recipe
 from pipeline.engine.part import PARTS
 from pipeline.forecast import Prices, describe_run, plan_steps
 from pipeline.inspect.diff import compare_runs, open_compared_run
-from pipeline.run import Prepared, prepare, run_steps
+from pipeline.prepare import Prepared, prepare
+from pipeline.run import run_steps
 from pipeline.sources import config
 from pipeline.sources.config import SourceConfig
 from pipeline.sources.source import refetch
@@ -180,7 +181,7 @@ def test_a_run_that_failed_does_not_read_the_file_again(
         monkeypatch.setattr(documents, "run_parts", fail)
         with pytest.raises(KeyboardInterrupt):
             run_steps(spark, run, store, 2)
-        assert "3 part(s) are written" in plan_steps(run, store)[0].state
+        assert "3 of 9 parts are written" in plan_steps(run, store)[0].state
         monkeypatch.setattr(documents, "run_parts", build)
         answers = []
         monkeypatch.setattr(file_ranges, "run_tasks", lambda *rest: answers.extend(found(*rest)) or answers)

@@ -22,11 +22,11 @@ from jobs.verbs.ladder import shared_recipe
 from jobs.verbs.proxies import proxy_recipe
 from pipeline.forecast import is_complete
 from pipeline.links.table import write_links
+from pipeline.prepare import prepare
 from pipeline.report.facts import collect_facts
 from pipeline.report.funnel import checks
 from pipeline.report.page import write_report
 from pipeline.report.sources import sources
-from pipeline.run import prepare
 from schemas.manifest import open_table, read_run
 from schemas.overrides import load_recipe
 from schemas.storage import Store

@@ -9,9 +9,9 @@ import pytest
 from jobs.recipe import read_recipe, read_values
 from pipeline.engine.stage import EVERY
 from pipeline.extract.extract import ExtractConfig
+from pipeline.prepare import prepare
 from pipeline.quality.config import QualityConfig
 from pipeline.quality.stage import ENGLISH, checks
-from pipeline.run import prepare
 from pipeline.text.profiles import ENGLISH_LIMITS, load_profiles
 from schemas.errors import ConfigError
 from schemas.overrides import Unset

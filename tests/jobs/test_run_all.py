@@ -14,7 +14,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from jobs import run_all
 from jobs.cli import main
 from jobs.recipe import read_recipe
-from pipeline.run import prepare, run_steps
+from pipeline.prepare import prepare
+from pipeline.run import run_steps
 from pipeline.tokens.tokenizer import TokenizerConfig
 from schemas.errors import ConfigError
 from schemas.locks import lock_tables

@@ -11,7 +11,8 @@ import pytest
 from pipeline.dedup.config import DedupConfig
 from pipeline.dedup.verify import CARRIED, FAILED, compare_pairs, make_comparison
 from pipeline.minhash.stage import SignatureConfig, jaccard, shingle_hashes, signature
-from pipeline.run import prepare, run_steps
+from pipeline.prepare import prepare
+from pipeline.run import run_steps
 from schemas.storage import Store
 from tests.support.dedup_tables import Text, columns_of, recipe_of, table_of, write_documents
 

@@ -12,7 +12,7 @@ from jobs.recipe import read_recipe
 from pipeline import forecast as forecasts
 from pipeline.engine.code_digest import code_digest
 from pipeline.forecast import check_rebuild, forecast
-from pipeline.run import Prepared, prepare, step_content
+from pipeline.prepare import Prepared, prepare, step_content
 from schemas.errors import ConfigError
 from schemas.manifest import FROM_INPUT, RunFile, make_manifest, write_manifest, write_run
 from schemas.storage import Store

@@ -21,7 +21,7 @@ from pipeline.forecast import (
     plan_steps,
     step_costs,
 )
-from pipeline.run import Prepared, prepare
+from pipeline.prepare import Prepared, prepare
 from schemas.config import build_recipe
 from schemas.errors import ConfigError
 from schemas.manifest import open_table

@@ -19,10 +19,10 @@ from pipeline.inspect.document_text import format_document
 from pipeline.inspect.show import columns_of_run, find_documents, parse_where
 from pipeline.inspect.whatif import predict
 from pipeline.inspect.whatif_limits import changed_settings
+from pipeline.prepare import Prepared, find_models, step_identity
 from pipeline.recipe_stages import FUNCTION, SECTION, RecipeStage, load_function, sample_row, without_quotes
 from pipeline.report.facts import collect_facts
 from pipeline.report.funnel import checks, drops_by_rule
-from pipeline.run import Run, find_models, step_identity
 from pipeline.stages import (
     DOCUMENT_COLUMNS,
     declared_columns,
@@ -367,7 +367,7 @@ def identity(tmp_path, *stages):
     measured = find_models(
         own, [type(steps[0])(("x",), tuple(s for s in steps[0].stages if s.config is RecipeStage), (), print)]
     )
-    run = Run(None, own, None, (), measured, None)
+    run = Prepared(own, (), (), measured)
     return [step_identity(run, step, {}) for step in steps]
 
 

@@ -22,7 +22,7 @@ from jobs.verbs import dvc
 from pipeline.engine.part import delete_incomplete_parts, delete_part_results
 from pipeline.engine.stage import Split
 from pipeline.garbage import find_garbage
-from pipeline.run import Prepared
+from pipeline.prepare import Prepared
 from pipeline.takedown.commit import drop_old, files_left
 from schemas.config import build_recipe
 from schemas.errors import ConfigError, ContractError

@@ -15,7 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from jobs.recipe import read_recipe
-from pipeline.run import prepare, run_steps
+from pipeline.prepare import prepare
+from pipeline.run import run_steps
 from schemas.config import Recipe
 from schemas.storage import Store
 from tests.support.dedup_tables import Text, columns_of, recipe_of, table_of, write_documents

@@ -35,7 +35,8 @@ from pipeline.dedup.keys import layout
 from pipeline.engine.worker import FusedStages
 from pipeline.extract.extract import EXTRACT
 from pipeline.minhash.stage import SignatureConfig, as_matrix, band_keys, signature, similarity, value_type
-from pipeline.run import prepare, run_steps
+from pipeline.prepare import prepare
+from pipeline.run import run_steps
 from pipeline.sources.config import SourceConfig
 from pipeline.sources.source import SOURCE
 from pipeline.sources.splits import find_splits, open_stream

@@ -21,7 +21,8 @@ from pipeline.engine.part import PartOutput, PartResult, PartTarget, TableTarget
 from pipeline.engine.stage import Split
 from pipeline.engine.step import combine_parts
 from pipeline.minhash.stage import SIGNATURE
-from pipeline.run import Run, commit, prepare, step_identity
+from pipeline.prepare import prepare, step_identity
+from pipeline.run import Run, commit
 from pipeline.sources.provenance import domain_of
 from pipeline.stages import MEASURED, SOURCE
 from pipeline.steps.documents import TextConfig, write_row
@@ -71,7 +72,7 @@ def write_documents(folder: Path, recipe: Recipe, texts: Callable[[int], Iterabl
     """Write and commit both tables of the run in `folder` unless they stand; returns CPU seconds of signatures."""
     prepared = prepare(recipe, "documents")
     step, store = prepared.steps[0], Store(str(folder))
-    run = Run(None, recipe, store, prepared.splits, prepared.models, None)
+    run = Run(**vars(prepared), spark=None, folder=store, partitions=None)
     version = f"v-{step_identity(run, step, {})[:12]}"
     folders = {name: store.child(f"{name}/{version}") for name in TABLES}
     state = read_run(store)

@@ -31,7 +31,8 @@ def crawl(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def run_at(spark, crawl, tmp_path_factory):
     """A function that runs the crawl into a folder of its own (or a given one) with some partitions and settings."""
     from jobs.recipe import read_recipe
-    from pipeline.run import prepare, run_steps
+    from pipeline.prepare import prepare
+    from pipeline.run import run_steps
     from schemas.storage import Store
 
     def run(partitions=None, overrides=(), folder=None, until=None, reuse=()) -> Store:

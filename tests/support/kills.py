@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
 
+from pipeline.engine import finished_parts
 from pipeline.engine.part_times import FOLDER
 from schemas.manifest import MANIFEST_NAME, open_table, read_manifest, read_run
 from schemas.storage import Store
@@ -245,6 +246,9 @@ def named_files(run: Path) -> set[str]:
         folder = path.parent.relative_to(run).as_posix()
         named = read_manifest(Store(str(path.parent))).run.paths.values()
         names |= {f"{folder}/{MANIFEST_NAME}", *(posixpath.normpath(f"{folder}/{name}") for name in named)}
+    for path in run.glob(f"{finished_parts.FOLDER}/*/*.json"):
+        files = json.loads(path.read_text())["files"]
+        names |= {f"{table}/{written['path']}" for table, written in files.items()}
     for path in run.glob("*/v-*/parts/part-*.json"):
         names.add(path.relative_to(run).as_posix())
         version = path.parent.parent.name
@@ -254,9 +258,9 @@ def named_files(run: Path) -> set[str]:
 
 
 def files_of(run: Path) -> set[str]:
-    """Return the path of every file of a run, without those of the times of parts, which belong to no table."""
+    """Return the path of every file of a run, without those of the times and results of parts, which have times."""
     found = {path.relative_to(run).as_posix() for path in run.rglob("*") if path.is_file()}
-    return {name for name in found if not name.startswith(f"{FOLDER}/")}
+    return {name for name in found if not name.startswith((f"{FOLDER}/", f"{finished_parts.FOLDER}/"))}
 
 
 # --------------------------------------------------------------------------------------------------------- small input

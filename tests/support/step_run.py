@@ -27,7 +27,8 @@ def add_step(run: Store, name: str, settings: Mapping[str, Mapping[str, Any]]) -
         built = step.build(StepContext(None, recipe, step.stages, folders, inputs, (), {}, None))
     timing = {"started": "2026-01-01T00:00:00+00:00", "wall_seconds": 1.0}
     for table in reversed(step.writes):
-        commit(Run(None, recipe, run, (), {}, None), step, folders[table], (table, built[table], inputs, timing))
+        session = Run(recipe, (step,), (), {}, spark=None, folder=run, partitions=None)
+        commit(session, step, folders[table], (table, built[table], inputs, timing))
     write_run(run, RunFile(tables=state.tables | dict.fromkeys(step.writes, "v-00000000057e"), recipe=state.recipe))
 
 

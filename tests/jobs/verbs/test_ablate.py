@@ -22,12 +22,13 @@ from pipeline.demo_crawl.build import build_demo_crawl
 from pipeline.inspect.diff import KEPT, compare_runs, open_compared_run
 from pipeline.inspect.without_rules import UNREACHABLE_LIMIT, leave_out_rules, rules_of
 from pipeline.lineage.training import read_lineage
+from pipeline.prepare import prepare, relative_path, run_folders, version_folders
 from pipeline.quality.rules import RULES
 from pipeline.quality.stage import checks
 from pipeline.report.facts import collect_facts
 from pipeline.report.losses import ablations
 from pipeline.report.page import write_report
-from pipeline.run import prepare, relative_path, run_folders, run_steps, version_folders
+from pipeline.run import run_steps
 from pipeline.stages import STEPS
 from schemas.ablation import WITH, WITHOUT, Ablation, Comparison, DifferenceInterval, Measurement, SourceLoss
 from schemas.config import Recipe

@@ -14,7 +14,8 @@ import pytest
 
 from jobs.cli import main
 from jobs.recipe import read_recipe, read_values, shipped_recipes
-from pipeline.run import prepare, run_steps
+from pipeline.prepare import prepare
+from pipeline.run import run_steps
 from schemas.manifest import open_table
 from schemas.storage import Store
 from tests.support.paths import ROOT

@@ -15,7 +15,8 @@ from pipeline.classifier.stage import CLASSIFIER, ClassifierConfig
 from pipeline.fit.classifier import auc, kappa
 from pipeline.inspect.whatif import KEPT_VERDICT, predict
 from pipeline.models import REGISTRY, SHIPPED, ModelsConfig, ensure_model, list_models, verify_model
-from pipeline.run import prepare, run_steps
+from pipeline.prepare import prepare
+from pipeline.run import run_steps
 from schemas.errors import ConfigError
 from schemas.manifest import open_table
 from schemas.overrides import load_recipe

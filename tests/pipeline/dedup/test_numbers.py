@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from pipeline.dedup.index import incompatibilities_of, numbers_of
-from pipeline.run import prepare, run_steps
+from pipeline.prepare import prepare
+from pipeline.run import run_steps
 from schemas.config import Recipe
 from schemas.storage import Store
 from tests.support.dedup_tables import Text, columns_of, recipe_of, table_of, write_documents

@@ -16,7 +16,8 @@ from pipeline.dedup.decide import DedupFacts, SurvivorComparison, cluster_tallie
 from pipeline.dedup.survivors import similarity_step
 from pipeline.inspect.whatif import predict
 from pipeline.minhash.stage import SignatureConfig, as_matrix, signature, similarity, value_type
-from pipeline.run import prepare, run_steps
+from pipeline.prepare import prepare
+from pipeline.run import run_steps
 from schemas.storage import Store
 from tests.support.dedup_oracle import survivors_by_rounds
 from tests.support.dedup_tables import Text, columns_of, recipe_of, table_of, write_documents

@@ -9,7 +9,7 @@ from pipeline.engine.parquet import WrittenFile
 from pipeline.engine.part import PartResult
 from pipeline.engine.stage import Split
 from pipeline.engine.step import BY_SOURCE, Model, PartSources, StepContext, combine_parts
-from pipeline.run import Prepared, sections_of_stage, step_content
+from pipeline.prepare import Prepared, sections_of_stage, step_content
 from pipeline.stages import steps_for
 from pipeline.steps.verdicts import checks_of, cutoffs_of_stage, limits_of, quantiles_of, settings_by_source
 from schemas.config import Recipe, build_recipe, own_key

@@ -373,7 +373,8 @@ def test_one_threshold_names_its_rule_and_its_documents(tmp_path: Path, spark: A
     """On a real run, exactly the documents with too few words are dropped, and only that rule is named."""
     from jobs.recipe import recipe_sections
     from pipeline.demo_crawl.build import build_demo_crawl
-    from pipeline.run import prepare, run_steps
+    from pipeline.prepare import prepare
+    from pipeline.run import run_steps
     from schemas.overrides import load_recipe
 
     build_demo_crawl(tmp_path / "crawl", 100, 1)

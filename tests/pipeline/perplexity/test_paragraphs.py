@@ -36,7 +36,8 @@ from pipeline.perplexity.paragraphs import (
     paragraph_cuts,
     paragraph_limits,
 )
-from pipeline.run import prepare, run_steps
+from pipeline.prepare import prepare
+from pipeline.run import run_steps
 from pipeline.stages import CHECKED, STEPS, checked_stages, steps_for
 from pipeline.steps.paragraphs import count_cuts
 from pipeline.steps.verdicts import cutoffs_of

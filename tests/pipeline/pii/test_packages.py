@@ -15,7 +15,7 @@ sys.modules.update(dict.fromkeys({blocked!r}))
 from pipeline.stages import STEPS
 from jobs.recipe import read_recipe
 from pipeline.pii.stage import Redactor
-from pipeline.run import prepare
+from pipeline.prepare import prepare
 from schemas.errors import ConfigError
 
 recipe = read_recipe({recipe!r}, ['source.paths=["{source}"]', {setting!r}])

@@ -13,13 +13,13 @@ from pipeline.inspect.show import find_documents, parse_where
 from pipeline.inspect.whatif_limits import changed_settings, curves_of, sensitivity_part
 from pipeline.inspect.without_rules import leave_out_rules
 from pipeline.perplexity.paragraphs import PARAGRAPHS
+from pipeline.prepare import Prepared, step_identity
 from pipeline.quality.config import QualityConfig
 from pipeline.quality.recipe_rules import BrokenRule, check_rules
 from pipeline.quality.rules import REASONS
 from pipeline.report.facts import collect_facts
 from pipeline.report.funnel import drops_by_rule
 from pipeline.report.signals import charts
-from pipeline.run import Run, step_identity
 from pipeline.stages import (
     DOCUMENT_COLUMNS,
     STEPS,
@@ -276,7 +276,7 @@ def test_a_what_if_may_change_rules_and_has_curves_of_strict_comparisons(task) -
 
 def identities(own):
     known = canonical_recipe(own)
-    run = Run(None, known, None, (), {}, None)
+    run = Prepared(known, (), (), {})
     return {step.name: step_identity(run, step, {}) for step in steps_for(known)}
 
 

@@ -15,9 +15,9 @@ from pipeline.extract.extract import EXTRACT, GUARD, ExtractConfig
 from pipeline.extract.extractors import DecodedPage, Extraction, ExtractorError
 from pipeline.inspect.whatif import Prediction, format_prediction
 from pipeline.models import ModelsConfig, ensure_model
+from pipeline.prepare import settings_of
 from pipeline.quality.stage import QUALITY
 from pipeline.report.extraction import LENGTH_TEXTS
-from pipeline.run import settings_of
 from pipeline.sources.config import SourceConfig
 from pipeline.sources.splits import find_splits
 from pipeline.stages import MEASURED, SOURCE, steps_for

@@ -20,11 +20,12 @@ from pipeline.inspect.document_text import format_document
 from pipeline.inspect.show import find_documents, parse_where
 from pipeline.inspect.whatif import KEPT_VERDICT, predict
 from pipeline.inspect.whatif_limits import changed_settings
+from pipeline.prepare import prepare
 from pipeline.report.facts import collect_facts
 from pipeline.report.funnel import checks
 from pipeline.report.judged import choose_parts, read_judged
 from pipeline.report.page import write_report
-from pipeline.run import prepare, run_steps
+from pipeline.run import run_steps
 from schemas.errors import ConfigError
 from schemas.manifest import current_tables, open_table
 from schemas.overrides import load_recipe

@@ -209,7 +209,8 @@ def test_a_line_that_is_no_document(tmp_path: Path, line: str) -> None:
 
 def test_too_little_text(tmp_path: Path) -> None:
     path = write(tmp_path / "a.jsonl", [("xa", "a"), ("en", "a"), ("en", "a"), ("en", "a")])
-    with pytest.raises(ConfigError, match=r"expected a language with at least 3 documents, got \{'en': 3, 'xa': 1\}"):
+    expected = r"expected a language other than en with at least 3 documents, got \{'en': 3, 'xa': 1\}"
+    with pytest.raises(ConfigError, match=expected):
         derive_profiles(settings(reference=(path,)), str(tmp_path / "out.toml"))
 
 

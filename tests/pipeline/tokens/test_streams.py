@@ -11,7 +11,7 @@ import pytest
 from jobs.recipe import read_recipe
 from pipeline.engine.parquet import WrittenFile
 from pipeline.engine.part import PartResult
-from pipeline.run import find_models
+from pipeline.prepare import find_models
 from pipeline.stages import STEPS
 from pipeline.steps.requirements import check_buckets
 from pipeline.tokens.dataset import StreamTotal, clean_rows, collect_results
