@@ -16,6 +16,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 NATIVE := $(VENV)/.native
+JAVA_CLASSES := $(VENV)/.java-classes
 LOCKED := $(BIN)/pip install --quiet --require-hashes --no-deps --no-build-isolation
 TOOLS := .venv-lock
 HEAVY := spark or dist or slow or browser or gpu
@@ -28,7 +29,7 @@ QUICK := tests/rules tests/schemas tests/pipeline/engine tests/jobs/test_cli.py 
 help: ## list the verbs
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-16s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-setup: requirements $(INSTALLED) $(NATIVE) ## check the machine, then install everything, pinned, into .venv
+setup: requirements $(INSTALLED) $(NATIVE) $(JAVA_CLASSES) ## check the machine, then install everything, pinned, into .venv
 
 demo: setup ## a demo crawl, every stage, a small model in two processes, the report; again: resume (DEMO_PAGES=N pages)
 	$(BIN)/penstock demo-crawl demo/crawl $(if $(DEMO_PAGES),--pages $(DEMO_PAGES))
@@ -122,6 +123,12 @@ $(INSTALLED): constraints.txt locks/build.txt locks/dev.txt setup.cfg | requirem
 # installation that has some.
 $(NATIVE): $(INSTALLED) setup.py $(wildcard pipeline/*/cpp/*)
 	PYTHONWARNINGS=ignore $(BIN)/pip install --quiet --no-deps --no-build-isolation -e .
+	@touch $@
+
+# Runs work without it.
+$(JAVA_CLASSES): $(INSTALLED) | $(NATIVE)
+	@echo "Archiving the classes of Spark, so that it starts in less time"
+	@$(BIN)/python -m jobs.class_archive 2>$(VENV)/java-classes.log || cat $(VENV)/java-classes.log >&2
 	@touch $@
 
 $(TOOLS)/.installed: locks/tools.txt

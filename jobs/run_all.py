@@ -15,8 +15,9 @@ from urllib.parse import unquote
 from jobs.arguments import add_recipe, add_reuse
 from jobs.exit_codes import exit_code_of
 from jobs.recipe import read_recipe
-from jobs.spark_session import SparkConfig, spark_session
+from jobs.spark_session import REDACTING_WORKERS, WORKERS, SparkConfig, spark_session
 from pipeline.forecast import Prices, check_rebuild, describe_run, forecast, is_complete, reuse_rows
+from pipeline.pii.stage import PII, PiiConfig
 from pipeline.prepare import Prepared, prepare
 from pipeline.quality.limits import replacement_notes
 from pipeline.quality.stage import QUALITY
@@ -89,13 +90,22 @@ def run_recipe(
         session = (
             nullcontext()
             if is_complete(prepared, folder)
-            else spark_session(config, verbose=options.verbose, input_bytes=prepared.jvm_bytes)
+            else spark_session(
+                config, verbose=options.verbose, input_bytes=prepared.jvm_bytes, workers=workers_of(prepared)
+            )
         )
         with session as spark:
             run_locked_steps(spark, prepared, folder, config.partitions, shlex.join(["penstock", *verb]))
     words = ["penstock", "run", recipe_path, "--out", out, *override_words(overrides)]
     seconds, rest = time.monotonic() - started, shlex.join(words) if until else None
     return closing_summary(folder, until, seconds, rest, reuse_rows(prepared, folder))
+
+
+def workers_of(prepared: Prepared) -> str:
+    """Return the module that forks the workers of a run: one that has loaded what replaces personal data if it does."""
+    is_used = any(stage is PII for step in prepared.steps for stage in step.stages)
+    is_used &= any(own.section(PII.name, PiiConfig).types for own in prepared.recipe.by_source().values())
+    return REDACTING_WORKERS if is_used else WORKERS
 
 
 def dry_run(recipe_path: str, out: str, overrides: Sequence[str], until: str | None, options: DryRunOptions) -> str:

@@ -4,9 +4,11 @@ Spark runs in local mode on all cores, unless the recipe or spark-submit sets an
 to a file, which an error names. An interrupt ends the JVM at once: a session that waits for a job cannot be stopped.
 """
 
+import hashlib
 import logging
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -77,13 +79,21 @@ FIRST_COMPILER = "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=256m"
 """Options of a JVM without the optimizing compiler, which takes half of the JVM's CPU time, also in runs of minutes: 20
 of 38 s for 3,940 pages of archives, 31 of 59 s for 15,760. With 240,000 records of JSON lines in 40 MB, time is equal
 with and without it. The code cache is made as large as it is with both compilers."""
+ARCHIVES = "~/.cache/penstock/java"
+"""Folder of archives of the classes of Spark, with which a JVM starts in less time; see `class_archive.py`."""
+WRITES_ARCHIVE = "-XX:ArchiveClassesAtExit="
+"""Option of a JVM that writes an archive when it ends."""
+WITHOUT_A_WORD = "-Xshare:auto -Xlog:cds=off -Xlog:cds+dynamic=off"
+"""Options of a JVM that leaves out an archive that does not fit it, and prints nothing about it."""
 SUBMITTED = "PYSPARK_GATEWAY_PORT"
 """Environment variable that spark-submit sets: the port of the JVM that has started this process."""
-SHUTDOWN_SECONDS = 20
-"""Time for the JVM to remove its temporary files after SIGTERM; then it is killed."""
+SHUTDOWN_SECONDS = 60
+"""Time for the JVM to remove its temporary files after SIGTERM, and to write its archive; then it is killed."""
 EXIT_SECONDS = 2
 """Time in which a JVM that has closed its connections ends, if it ends."""
-HARMLESS_LINE = re.compile(r"WARNING: |[^A-Z]* WARN |Using Spark's |Setting |To adjust |at |OpenJDK .* warning: ")
+HARMLESS_LINE = re.compile(
+    r"WARNING: |NOTE: |Picked up |[^A-Z]* WARN |Using Spark's |Setting |To adjust |at |OpenJDK .* warning: "
+)
 """Pattern of a line that the JVM also writes when it starts without an error, or of a stack trace."""
 JAVA_CLASS = re.compile(r'(?:Exception in thread "[^"]*" )?(?:[\w.$]+\.\w*(?:Exception|Error): |Error: )?')
 """Pattern of what precedes the message of an error of the JVM."""
@@ -99,6 +109,8 @@ SAFE_PATH = {"PYTHONSAFEPATH": "1"}
 WORKERS = "jobs.workers"
 """Module that forks the Python workers in local mode on Linux. Elsewhere Spark's own does: forks of a process with
 threads are unsafe on macOS, and the executors of a cluster may get the package only after they start."""
+REDACTING_WORKERS = "jobs.workers.redacting"
+"""The same for runs that replace personal data."""
 
 STORAGE_VARIABLES = ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_REGION", "AWS_DEFAULT_REGION")
 """Environment variables with the location of object stores, which pyarrow reads; the driver passes them to executors.
@@ -121,12 +133,17 @@ def worker_environment() -> dict[str, str]:
 
 @contextmanager
 def spark_session(
-    config: SparkConfig, name: str = "penstock", verbose: bool = False, input_bytes: int | None = None
+    config: SparkConfig,
+    name: str = "penstock",
+    verbose: bool = False,
+    input_bytes: int | None = None,
+    workers: str = WORKERS,
 ) -> Iterator[SparkSession]:
     """Open a Spark session for a block, then stop it and end its JVM. A running session is used and stays open.
 
     `verbose`: print the messages of Spark; else they go to a file that is kept if the block raises an unknown error.
     `input_bytes`: size of the inputs of the run, if known; in local mode a small one takes less of the JVM's time.
+    `workers`: the module that forks the Python workers in local mode.
     Raises ConfigError if Spark is too old or does not start, PenstockError if its JVM has ended, and KeyboardInterrupt
     after SIGINT.
     """
@@ -143,9 +160,9 @@ def spark_session(
         try:
             if scratch is not None:
                 is_small = input_bytes is not None and input_bytes <= SMALL_INPUTS
-                _start_java(config, scratch, log, FIRST_COMPILER if is_small else "")
+                _start_java(config, scratch, log, (FIRST_COMPILER if is_small else "", workers))
             interrupted.check()
-            spark = open_session(config, name)
+            spark = open_session(config, name, workers)
             held.enter_context(_quiet_loss(spark))
             interrupted.install()  # the handler that PySpark has installed uses the connection that this thread reads
             yield spark
@@ -272,8 +289,10 @@ def check_version(installed: str) -> None:
         )
 
 
-def open_session(config: SparkConfig, name: str = "penstock") -> SparkSession:
+def open_session(config: SparkConfig, name: str = "penstock", workers: str = WORKERS) -> SparkSession:
     """Return the Spark session of this process, and start it if there is none.
+
+    `workers`: the module that forks the Python workers of a new session in local mode.
 
     Raises ConfigError if Spark does not start.
     """
@@ -281,7 +300,7 @@ def open_session(config: SparkConfig, name: str = "penstock") -> SparkSession:
     if SUBMITTED in os.environ:  # only the running JVM knows the settings of spark-submit
         SparkContext._ensure_initialized()
     builder = SparkSession.builder.appName(name)
-    for key, value in _properties(config, SparkConf()).items():
+    for key, value in _properties(config, SparkConf(), workers).items():
         builder = builder.config(key, value)
     try:
         return builder.getOrCreate()
@@ -306,6 +325,28 @@ def _temporary_folders(config: SparkConfig) -> list[Path]:
     return folders
 
 
+def archive_file() -> Path | None:
+    """Return the place of the archive of classes for this Java and Spark; None = there is no Java.
+
+    The file need not exist.
+    """
+    home = os.environ.get("JAVA_HOME")
+    java = shutil.which("java", path=os.path.join(home, "bin") if home else None)
+    if java is None:
+        return None
+    parts = [os.path.realpath(java), os.path.realpath(os.path.dirname(pyspark.__file__)), pyspark.__version__]
+    digest = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:12]
+    return Path(ARCHIVES).expanduser() / f"spark-{pyspark.__version__}-{digest}.jsa"
+
+
+def _archive_options(options: str) -> str:
+    """Return the options of a JVM that uses the archive of classes; empty if there is none or `options` name one."""
+    file = archive_file()
+    if file is None or not file.is_file() or "SharedArchiveFile" in options or WRITES_ARCHIVE in options:
+        return ""
+    return f'"-XX:SharedArchiveFile={file}" {WITHOUT_A_WORD}'
+
+
 def _default_property(name: str) -> str | None:
     """Return a property of `spark-defaults.conf`, which only the JVM reads; None if it is not set there."""
     folder = os.environ.get("SPARK_CONF_DIR") or os.path.join(_find_spark_home(), "conf")
@@ -324,10 +365,8 @@ def _local_properties(config: SparkConfig, scratch: Scratch, options: str) -> di
     """
     folders = scratch.local_folders
     java = config.settings.get(JAVA_OPTIONS) or _default_property(JAVA_OPTIONS) or ""
-    return {
-        "spark.local.dir": ",".join(map(str, folders)),
-        JAVA_OPTIONS: f'{options} {java} "-Djava.io.tmpdir={folders[0]}"'.lstrip(),
-    }
+    every = (_archive_options(java), options, java, f'"-Djava.io.tmpdir={folders[0]}"')
+    return {"spark.local.dir": ",".join(map(str, folders)), JAVA_OPTIONS: " ".join(filter(None, every))}
 
 
 @contextmanager
@@ -345,14 +384,16 @@ def _environment(values: dict[str, str]) -> Iterator[None]:
                 os.environ[name] = value
 
 
-def _start_java(config: SparkConfig, scratch: Scratch, log: Path | None, options: str) -> None:
+def _start_java(config: SparkConfig, scratch: Scratch, log: Path | None, local: tuple[str, str]) -> None:
     """Start the JVM of this process. Its output, and that of the Python workers, goes to a file (None: standard error).
 
-    `options`: options of the JVM in local mode. Raises ConfigError if it does not start.
+    `local`: options of the JVM in local mode, and the module that forks the workers. Raises ConfigError if it does not
+    start.
     """
+    options, workers = local
     _set_python()
     launch: Any = launch_gateway
-    properties, environment = _properties(config, SparkConf()), {}
+    properties, environment = _properties(config, SparkConf(), workers), {}
     if is_local(properties["spark.master"]):
         properties |= _local_properties(config, scratch, options)
         # Without the first, Spark's own page listens on all interfaces; the second would replace the property.
@@ -390,8 +431,8 @@ def is_local(master: str) -> bool:
     return re.fullmatch(r"local(\[.*\])?", master) is not None
 
 
-def _properties(config: SparkConfig, conf: SparkConf) -> dict[str, str]:
-    """Return the properties of the session; `conf`: those that spark-submit sets."""
+def _properties(config: SparkConfig, conf: SparkConf, workers: str) -> dict[str, str]:
+    """Return the properties of the session. `conf`: those that spark-submit sets. `workers`: see `spark_session`."""
     master = config.master or conf.get("spark.master") or LOCAL_MASTER
     properties = {
         "spark.master": master,
@@ -417,7 +458,7 @@ def _properties(config: SparkConfig, conf: SparkConf) -> dict[str, str]:
             "spark.authenticate": "true",
         }
         if sys.platform == "linux" and SUBMITTED not in os.environ:
-            properties["spark.python.daemon.module"] = WORKERS
+            properties["spark.python.daemon.module"] = workers
     environment = SAFE_PATH | {key: str(value) for key, value in MALLOC.items()}
     environment |= {key: os.environ[key] for key in STORAGE_VARIABLES if key in os.environ}
     for key in STORAGE_VARIABLES:

@@ -175,6 +175,8 @@ def build_step(run: Run, step: Step, inputs: Mapping[str, TableVersion], folders
             "has deleted them. Run this command again."
         )
     started, clock, before = datetime.now(UTC), time.monotonic(), newest_stage(run.spark)
+    for place in folders.values():
+        place.make_parent("x")  # durably: results outside of the version will name its files
     with made_from(inputs_digest(inputs)):
         context = context_of(run, step, inputs, folders)
         built = step.build(replace(context, finished=finished_parts(run, step, run.folder)))

@@ -39,13 +39,13 @@ MAX_SHOWN = 200
 
 @contextmanager
 def reading(where: str, what: str, fix: str = "Restore it from a backup.") -> Iterator[None]:
-    """Turn an error from taking values out of parsed JSON into a ContractError: `where: expected what, got …. fix`.
+    """Turn an error from reading JSON or its values into a ContractError: `where: expected what, got …. fix`.
 
-    Such errors are missing keys, values of another type and values that a model refuses.
+    Such errors are missing keys, values of another type, values that a model refuses, and text that is nested too deep.
     """
     try:
         yield
-    except (AttributeError, IndexError, KeyError, TypeError, ValueError, OverflowError) as error:
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError, OverflowError, RecursionError) as error:
         raise ContractError(f"{where}: expected {what}, got {describe_problems(error)}. {fix}") from error
 
 

@@ -8,7 +8,7 @@ from contextlib import nullcontext
 from pathlib import Path
 
 from jobs.arguments import Command
-from pipeline.register.record import stale_commands
+from pipeline.register.record import read_registrations, stale_commands
 from pipeline.takedown.certificate import check_certificate
 from pipeline.takedown.check_result import describe_check
 from pipeline.takedown.commit import (
@@ -147,6 +147,7 @@ def _listed(name: str) -> tuple[str, ...]:
 
 def _take_down(run: Store, request: TakedownRequest, arguments: Arguments) -> int:
     check_own_tables(run, "takedown")
+    read_registrations(run)  # a damaged record ends the command before anything is changed
     if (pending := read_pending(run)) is not None:
         if arguments.dry_run:
             raise ConfigError(

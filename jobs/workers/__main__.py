@@ -13,9 +13,15 @@ import pyspark.worker
 
 import pipeline.stages  # noqa: F401
 
-if __name__ == "__main__":
+
+def start() -> None:
+    """Fork workers for Spark until it closes the standard input of this process."""
     gc.collect()
     gc.freeze()
     # Spark collects all garbage after each task, which takes 0.1 s where it has to look at all that was imported.
     vars(pyspark.daemon)["gc"] = SimpleNamespace(collect=partial(gc.collect, 0))
     pyspark.daemon.manager()
+
+
+if __name__ == "__main__":
+    start()

@@ -34,6 +34,7 @@ STATES = int(os.environ.get("POWER_LOSSES", "6"))
 """Number of states that a run is resumed from."""
 MANIFEST = re.compile(r"(?P<folder>[a-z_]+/v-[^/]+)/manifest\.json")
 PART = re.compile(r"(?P<folder>[a-z_]+/v-[^/]+)/parts/part-\d+\.json")
+FINISHED = re.compile(r"finished_parts/[a-z]+/[0-9a-f]{32}\.json")
 LISTING = re.compile(r"(?P<folder>[a-z_]+/v-[^/]+/scratch(?:/.+)?)/[^/]+\.json")
 
 
@@ -73,6 +74,8 @@ def names_of(path: str, content: dict) -> dict[str, str | None]:
     if match := PART.fullmatch(path):
         version = match["folder"].rpartition("/")[2]
         return {f"*/{version}/{file['path']}": file["sha256"] for file in content["files"].values()}
+    if FINISHED.fullmatch(path):
+        return {f"{table}/{file['path']}": file["sha256"] for table, file in content["files"].items()}
     if match := LISTING.fullmatch(path):
         files = [file["path"] for frame in content["frames"].values() for file in frame["files"]]
         return {f"{match['folder']}/{file}": None for file in files}
@@ -106,8 +109,10 @@ def test_what_a_durable_file_names_is_durable(data: Recorded) -> None:
                 assert digest is None or sha256(target.read_bytes()).hexdigest() == digest, (number, path, name)
             kinds[path.rpartition("/")[2] if named else ""] += 1
             kinds["listing"] += bool(named) and "/scratch/" in path
+            kinds["finished"] += bool(named) and FINISHED.fullmatch(path) is not None
     assert kinds["manifest.json"] >= 9
-    assert kinds["part-00000.json"] >= 5
+    assert kinds["part-00000.json"] >= 2
+    assert kinds["finished"] >= 6
     assert kinds["listing"] >= 1
     assert kinds["run.json"] >= 8
 

@@ -11,6 +11,7 @@ from unittest import mock
 import pytest
 
 from jobs.cli import main as penstock
+from pipeline.engine.finished_parts import FOLDER
 from pipeline.engine.step import Step
 from pipeline.report.facts import collect_facts
 from pipeline.report.funnel import checks
@@ -165,9 +166,10 @@ def test_parts_of_an_interrupted_step_bring_nothing_back(
     gone = documents_of(opened(folder))[7]["doc_id"]
     with stopped_before_commit(step):
         run_at(2, changed, folder)
-    assert [*folder.glob(f"{step}/*/parts/part-*.json")]
+    results = (f"{step}/*/parts/part-*.json", f"{FOLDER}/{step}/*.json")
+    assert [path for pattern in results for path in folder.glob(pattern)]
     assert take_down(folder, doc=[gone.hex()], keep_old=keep_old) == 0
-    assert [*folder.glob(f"{step}/*/parts/part-*.json")] == []
+    assert [path for pattern in results for path in folder.glob(pattern)] == []
     run_at(2, changed, folder)
     assert gone_everywhere(folder, gone)
 

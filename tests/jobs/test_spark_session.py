@@ -11,7 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from jobs.spark_session import SMALL_INPUTS, check_version
+from jobs.recipe import read_recipe
+from jobs.run_all import workers_of
+from jobs.spark_session import REDACTING_WORKERS, SMALL_INPUTS, WORKERS, check_version
+from pipeline.prepare import prepare
 from schemas.errors import ConfigError
 from tests.support.demo_run import RECIPE, SMALL
 from tests.support.paths import ROOT
@@ -120,10 +123,38 @@ with spark_session(config, input_bytes=int(sys.argv[1])) as spark:
 )
 def test_only_a_small_run_has_no_optimizing_compiler(arguments: list[object], levels: list[str]) -> None:
     """The last option counts, which is the user's."""
-    environment = {name: value for name, value in os.environ.items() if name != "SPARK_CONF_DIR"}
+    environment = {name: value for name, value in os.environ.items() if name != "JDK_JAVA_OPTIONS"}
     words = [sys.executable, "-c", OPTIONS, *map(str, arguments)]
     done = subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True, check=True)
     assert re.findall(r"-XX:TieredStopAtLevel=(\d)", done.stdout) == levels
+
+
+REDACTING = """
+import sys
+from jobs.spark_session import REDACTING_WORKERS, SparkConfig, spark_session
+
+config = SparkConfig(master="local[1]", driver_memory="512m")
+with spark_session(config, workers=REDACTING_WORKERS) as spark:
+    print(spark.sparkContext.parallelize([0], 1).map(lambda _: "presidio_analyzer" in sys.modules).first())
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere Spark's own daemon starts the workers")
+def test_workers_of_a_run_that_replaces_personal_data_have_loaded_what_finds_it() -> None:
+    environment = dict(os.environ) | {"PYTHONPATH": str(ROOT)}
+    words = [sys.executable, "-c", REDACTING]
+    done = subprocess.run(words, cwd=ROOT, env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["True"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "until", "workers"),
+    [([], None, REDACTING_WORKERS), (["pii.types=[]"], None, WORKERS), ([], "dedup", WORKERS)],
+)
+def test_only_such_a_run_has_them(tmp_path: Path, changes: list[str], until: str | None, workers: str) -> None:
+    (tmp_path / "pages.jsonl").write_text('{"text": "one"}\n')
+    source = [f'source.paths=["{tmp_path}/pages.jsonl"]', 'source.format="jsonl"']
+    assert workers_of(prepare(read_recipe("demo", [*source, *changes]), until)) == workers
 
 
 def processes_of(session: int) -> dict[int, str]:

@@ -6,6 +6,7 @@ import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import pyarrow.parquet as pq
@@ -97,9 +98,18 @@ def interrupted(run_at, paths: list[str], tmp_path_factory: pytest.TempPathFacto
     folder = tmp_path_factory.mktemp("interrupted") / "run"
     with mock.patch("pipeline.run.commit", side_effect=KeyboardInterrupt), pytest.raises(KeyboardInterrupt):
         run_at(2, paths, folder=folder, until="documents")
-    (version,) = (folder / "documents").glob("v-*")
-    (version / "parts/part-00001.json").unlink()
+    (second,) = (path for path, result in results_of(folder).items() if part_of(result) == "part-00001")
+    second.unlink()
     return folder
+
+
+def results_of(folder: Path) -> dict[Path, Any]:
+    """Return the results of the complete parts of `documents`, by file."""
+    return {path: json.loads(path.read_bytes()) for path in folder.glob("finished_parts/documents/*.json")}
+
+
+def part_of(result: Any) -> str:
+    return str(result["files"]["documents"]["key"])
 
 
 def written(folder: Path) -> dict[str, set[str]]:
@@ -109,8 +119,8 @@ def written(folder: Path) -> dict[str, set[str]]:
     if (version / "manifest.json").exists():
         paths = open_table(store, "documents")[1].run.paths
         return {key: {path} for key, path in paths.items()}
-    results = {path.stem: json.loads(path.read_bytes()) for path in version.glob("parts/part-*.json")}
-    return {name: {result["files"]["documents"]["path"]} for name, result in results.items()}
+    results = results_of(folder).values()
+    return {part_of(result): {result["files"]["documents"]["path"].partition("/")[2]} for result in results}
 
 
 @pytest.mark.spark

@@ -97,8 +97,10 @@ SEES_OF_ROOM: dict[str, Callable[[str], bool]] = {
 """Modules of its own half that a room may import."""
 ALONE = {
     "jobs.cli": "the command line",
+    "jobs.class_archive": "a program",
     "jobs.exit_codes": "imported by the command line when a verb runs",
     "jobs.run_stage": "a program",
+    "jobs.workers": "programs",
     "jobs.verbs": "a file for each verb, found by name",
     "pipeline.engine.watcher": "a program",
     "pipeline.minhash": "a file for each signature family, with one interface",

@@ -109,6 +109,10 @@ def test_the_record_keeps_the_widest_request(run: Path, capsys: pytest.CaptureFi
     assert [each["tables"] for each in record] == [[]]
     (run / "registered.json").write_text('{"registrations": [1]}')
     assert "expected a list of registrations" in refused(capsys, "register", str(run), "--delta")
+    before = (run / "run.json").read_bytes()
+    assert "expected a list of registrations" in refused(capsys, "takedown", str(run), "--domain", "site1.example.com")
+    assert (run / "run.json").read_bytes() == before
+    assert not (run / "takedowns").exists()
 
 
 def test_on_an_object_store(server: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
