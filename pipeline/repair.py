@@ -196,7 +196,7 @@ def delete_scratch(run: Store) -> None:
     check_scratch(run)
     if run.exists(REPAIR):
         check_deletable(run, f"{REPAIR}/x")
-        run.fs.delete_dir(run.path(REPAIR))
+        run.delete_folder(REPAIR)
 
 
 def owners_of(run: Store) -> list[str]:

@@ -35,6 +35,7 @@ _CHECKED: dict[str, Any] = {}
 MAX_CHECKED = 1 << 16
 BUCKETS = ("s3", "gs", "gcs")
 """Schemes whose paths start with a bucket."""
+GOOGLE = ("gs://", "gcs://")
 OPTIONS = {"s3": "allow_delayed_open=true", "gs": "retry_limit_seconds=60", "gcs": "retry_limit_seconds=60"}
 """Default options by scheme, which options in a URI override. With S3, a small file is sent in one request, so that an
 interrupt cannot leave an empty file. With Google Cloud Storage, an unreachable store fails after a minute instead of
@@ -306,6 +307,13 @@ class Store:
         """Remove a file; a missing file is not an error."""
         if self.exists(name):
             self.fs.delete_file(self.path(name))
+
+    def delete_folder(self, name: str = "") -> None:
+        """Remove a folder with all files below it; the empty name is this folder."""
+        if self.uri.startswith(GOOGLE):  # it has no folders, and `delete_dir` fails for want of an object of that name
+            self.fs.delete_dir_contents(self.path(name), missing_dir_ok=True)
+        else:
+            self.fs.delete_dir(self.path(name))
 
     def move(self, name: str, new: str) -> None:
         """Rename a file; an existing file of the new name is replaced. An object store copies and then deletes it."""

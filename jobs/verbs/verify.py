@@ -28,7 +28,7 @@ def verify_command(arguments: Arguments) -> int:
     The tables of a run are those that its `run.json` names, also if they lie in another run.
     """
     version = open_run(arguments.run)
-    run = Store(version.uri)  # the list of verified files is stored in the run itself
+    run = Store(version.address)  # the list of verified files is stored in the run itself
     current = read_run(version).tables
     tables = {name: TableVersion(*open_table(version, name, even_replaced=True)) for name in TABLES if name in current}
     if not tables:

@@ -160,7 +160,7 @@ class FrameStore:
                 self.folder.delete(name)
             for folder in {posixpath.dirname(name) for name in lists}:
                 self.folder.sync(folder)
-            self.folder.fs.delete_dir(self.folder.path(""))
+            self.folder.delete_folder()
 
 
 def spans(files: Sequence[StoredFile], tasks: int) -> list[list[BatchRange]]:

@@ -257,7 +257,7 @@ def _finish(out: Store, content: dict[str, Any], made_from: Manifest) -> dict[st
         if f"{PARTIAL}/{name}" != PLAN:
             out.delete(f"{PARTIAL}/{name}")
     out.write_atomic(MANIFEST, canonical_json(manifest))
-    out.fs.delete_dir(out.path(PARTIAL))
+    out.delete_folder(PARTIAL)
     return manifest
 
 

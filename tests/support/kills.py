@@ -27,7 +27,7 @@ DRIVER, EXECUTOR, WORKER, DAEMON = "driver", "executor", "worker", "daemon"
 """Kinds of processes of a data run: the command, its JVM, a Python worker of Spark, and the process that forks them."""
 RANK, LAUNCHER = "rank", "launcher"
 """Kinds of processes of a training: a rank, and the process that starts and watches the ranks."""
-DAEMON_MODULES = (b"-m\0jobs.workers\0", b"-m\0pyspark.daemon\0")
+DAEMON_MODULES = (b"-m\0jobs.workers\0", b"-m\0jobs.workers.redacting\0", b"-m\0pyspark.daemon\0")
 """A part of the command line of Python workers, and of the process that forks them: in runs, and in plain Spark."""
 STARTING = "start"
 """The time before the first step begins."""

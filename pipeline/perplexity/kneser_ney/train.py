@@ -251,7 +251,7 @@ class _Training:
             report = self._model([chunk for answer in write(self.scratch) for chunk in answer["chunks"]], inputs)
         finally:
             if self.scratch.exists(""):
-                self.scratch.fs.delete_dir(self.scratch.root)
+                self.scratch.delete_folder()
         self._write_manifest(report, inputs)
         return report
 
