@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from pipeline.engine.code_digest import libraries_digest
 from pipeline.engine.finished_parts import FOLDER, FinishedParts
 from pipeline.engine.stage import PerDocument, Relation, Source, Split
 from pipeline.engine.step import MADE_WITH, Model, Stage, Step, made_with_of, models_of_source
@@ -273,7 +274,7 @@ def finished_parts(run: Prepared, step: Step, folder: Store) -> FinishedParts:
 
     def made_with(recipe: Recipe, models: Models) -> str:
         content = step_content(replace(run, recipe=recipe, models=models), step)
-        return digest_of({"table": step.name, **content, "columns": columns_of(step)})
+        return digest_of({"table": step.name, **content, "columns": columns_of(step), "libraries": libraries_digest()})
 
     own = {name: made_with(each, models_of_source(run.models, each)) for name, each in run.recipe.by_source().items()}
     return FinishedParts(folder.child(f"{FOLDER}/{step.name}"), made_with(run.recipe, run.models), own)

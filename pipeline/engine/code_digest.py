@@ -5,8 +5,11 @@ written again.
 """
 
 import hashlib
+import platform
+import re
 from collections.abc import Iterator
 from functools import cache
+from importlib.metadata import PackageNotFoundError, requires, version
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 
@@ -15,6 +18,10 @@ PACKAGES = ("pipeline", "schemas")
 SUFFIXES = (".py", ".toml", ".json", ".cpp", ".h")
 """Endings of the files that count: code, the sources of the native module, and the tables that code reads."""
 DIGITS = 16
+EXTRAS = ("data", "formats", "pii")
+"""The extras of this package whose libraries data steps use."""
+NEEDED = re.compile(r"""(?P<name>[\w.-]+)(?:.*\bextra\s*==\s*["'](?P<extra>[^"']+))?""")
+"""A line of the requirements of a package."""
 
 
 @cache
@@ -34,3 +41,32 @@ def _sources(folder: Traversable, name: str) -> Iterator[tuple[str, bytes]]:
             yield from _sources(entry, f"{name}/{entry.name}")
         elif entry.name.endswith(SUFFIXES):
             yield f"{name}/{entry.name}", entry.read_bytes()
+
+
+@cache
+def libraries_digest() -> str:
+    """Return the digest of what parts depend on besides our code: Python, the kind of processor, and libraries.
+
+    These are the installed versions of all libraries that data steps use, with those that they need. Computed once a
+    process in about 50 ms.
+    """
+    versions: dict[str, str] = {}
+    waiting = [*_needed("penstock", EXTRAS)]
+    while waiting:
+        name = waiting.pop()
+        if name not in versions:
+            try:
+                versions[name] = version(name)
+            except PackageNotFoundError:  # an extra, or a package for other systems
+                versions[name] = ""
+            else:
+                waiting += _needed(name, ())
+    known = [platform.python_version(), platform.machine(), *sorted(f"{name} {own}" for name, own in versions.items())]
+    return hashlib.sha256("\n".join(known).encode()).hexdigest()[:DIGITS]
+
+
+def _needed(name: str, extras: tuple[str, ...]) -> Iterator[str]:
+    """Yield the names of the packages that an installed package needs, with some of its extras."""
+    for match in filter(None, map(NEEDED.match, requires(name) or ())):
+        if match["extra"] is None or match["extra"] in extras:
+            yield match["name"]

@@ -1,8 +1,8 @@
 """Parts that later versions of a table take over: their results, stored under a digest of what a part is made from.
 
 A version of a table follows from all its inputs, so one archive more makes another version. Its parts follow from their
-own inputs: a part that an earlier version of the same run has, made by the same code, is not written again. The later
-manifest names the file of the earlier version, with the same bytes. The results lie in `finished_parts/STEP/` of the
+own inputs: a part that an earlier version of the same run has, made by the same code and the same libraries, is not
+written again. The later manifest names the file of the earlier version, with the same bytes. The results lie in `finished_parts/STEP/` of the
 run, outside of the versions, and stay there: `penstock gc` deletes those that no run could use, a takedown all of them.
 """
 
@@ -56,7 +56,7 @@ class FinishedParts:
 
     folder: Store
     made_with: str
-    """Digest of the stages, settings and models with which parts are made."""
+    """Digest of the stages, settings, models and libraries with which parts are made."""
     by_source: Mapping[str, str]
     """The same with those of one source alone, by source."""
 

@@ -165,7 +165,7 @@ def end_early(arguments: list[str], run: Path, stop: signal.Signals) -> None:
     """Start a run and send it a signal once its first part stands."""
     process = subprocess.Popen(arguments, cwd=ROOT)
     end = time.monotonic() + 120
-    while not list(run.glob("documents/v-*/parts/part-0000*.json")):
+    while not list(run.glob("finished_parts/documents/*.json")):
         assert time.monotonic() < end
         time.sleep(0.05)
     process.send_signal(stop)

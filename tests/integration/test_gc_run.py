@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from jobs.cli import main
+from pipeline.engine.finished_parts import FOLDER
 from schemas.manifest import open_table, read_run
 from schemas.storage import Store
 from tests.fixtures.make_run import make_pages
@@ -28,15 +29,20 @@ def command(folder: Path, out: Path) -> list[str]:
     return [sys.executable, "-m", "jobs.cli", *words, *(word for each in settings for word in ("--set", each))]
 
 
+def results_of(run: Path) -> set[Path]:
+    """Return the results of all completed parts."""
+    return {*run.glob("*/v-*/parts/part-*.json"), *run.glob(f"{FOLDER}/*/*.json")}
+
+
 def killed(words: list[str], run: Path, seconds: float) -> None:
     """Start a run, and kill its driver so many seconds after it has completed a further part of a step.
 
     Its other processes end by themselves. Until then they may complete further parts.
     """
-    before = {*run.glob("*/v-*/parts/*.json")}
+    before = results_of(run)
     process = subprocess.Popen(words, cwd=ROOT)
     end = time.monotonic() + 1800
-    while process.poll() is None and not {*run.glob("*/v-*/parts/*.json")} - before:
+    while process.poll() is None and not results_of(run) - before:
         assert time.monotonic() < end
         time.sleep(0.01)
     time.sleep(seconds)
@@ -54,9 +60,9 @@ def test_gc_between_kills_and_resumes_loses_nothing(tmp_path: Path) -> None:
     run, words, choose = tmp_path / "run", command(tmp_path, tmp_path / "run"), random.Random()
     for _ in range(KILLS):
         killed(words, run, choose.uniform(0, 3))
-        kept = {path: path.stat().st_mtime_ns for path in run.glob("*/v-*/parts/part-*.json")}
+        kept = {path: path.stat().st_mtime_ns for path in results_of(run)}
         assert main(["gc", str(run)]) == 0
-        assert {path: path.stat().st_mtime_ns for path in run.glob("*/v-*/parts/part-*.json")} == kept
+        assert {path: path.stat().st_mtime_ns for path in results_of(run)} == kept
         files = files_of(run)
         frames = {name for name in files if "/scratch/" in name}
         assert files - frames - {"run.json", "progress.json"} <= named_files(run)

@@ -97,6 +97,37 @@ def test_a_takedown_starts_again_from_parts_of_other_code(tmp_path: Path) -> Non
     assert not [*folder.walk()]
 
 
+def test_the_digest_of_libraries_follows_each_version_also_below_others() -> None:
+    needs = {
+        "penstock": ["numpy>=2", 'trafilatura>=2; extra == "data"', 'ruff; extra == "dev"'],
+        "trafilatura": ["lxml>=5", "brotli; extra == 'all'", 'win; sys_platform == "win32"'],
+    }
+    versions = {"numpy": "2", "trafilatura": "2", "lxml": "5", "ruff": "1", "brotli": "1"}
+
+    def installed(name: str) -> str:
+        if name not in versions:
+            raise digests.PackageNotFoundError(name)
+        return versions[name]
+
+    def digest() -> str:
+        digests.libraries_digest.cache_clear()
+        return digests.libraries_digest()
+
+    try:
+        with (
+            mock.patch.object(digests, "requires", lambda name: needs.get(name)),
+            mock.patch.object(digests, "version", installed),
+        ):
+            first = digest()
+            for name in versions:
+                with mock.patch.dict(versions, {name: "9"}):
+                    assert (digest() != first) == (name not in ("ruff", "brotli")), name
+            assert digest() == first
+    finally:
+        digests.libraries_digest.cache_clear()
+    assert {"pyarrow", "regex"} <= {*digests._needed("penstock", digests.EXTRAS)}
+
+
 def test_the_digest_follows_each_source_file(tmp_path: Path) -> None:
     def digest_in(folder: Path) -> str:
         code_digest.cache_clear()
@@ -194,7 +225,7 @@ def test_a_bug_that_is_fixed_between_kill_and_resume_leaves_no_old_row(run_at, c
     def killed(parts: int) -> set[str]:
         process = subprocess.Popen([*command, *flags], cwd=tmp_path, env=environment)
         end = time.monotonic() + 300
-        while len(done := [*tmp_path.glob("run/documents/v-*/parts/*.json")]) < parts:
+        while len(done := [*tmp_path.glob("run/finished_parts/documents/*.json")]) < parts:
             assert process.poll() is None
             assert time.monotonic() < end
             time.sleep(0.02)
