@@ -3,8 +3,8 @@
 A version of a table follows from all its inputs, so one archive more makes another version. Its parts follow from their
 own inputs: a part that an earlier version of the same run has, made by the same code and the same libraries, is not
 written again. The later manifest names the file of the earlier version, with the same bytes. The results lie in
-`finished_parts/STEP/` of the run, outside of the versions, and stay there: `penstock gc` deletes those that no run could
-use, and a takedown all of them.
+`finished_parts/STEP/` of the run, outside of the versions, and stay there: `penstock gc` deletes those that no run
+could use, and a takedown all of them.
 """
 
 import posixpath
