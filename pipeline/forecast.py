@@ -11,7 +11,7 @@ from operator import itemgetter
 from typing import Any
 
 from pipeline.engine.code_digest import code_digest
-from pipeline.engine.part import part_results
+from pipeline.engine.part import part_results, stored_result
 from pipeline.engine.stage import Split
 from pipeline.engine.step import Step
 from pipeline.prepare import Prepared, find_version, finished_parts, read_tables, step_content
@@ -177,8 +177,7 @@ def _written_inputs(prepared: Prepared, step: Step, folder: Store, documents: St
         if (place := finished.part([*map(identity_of, files)], files[0].source)).name in stored
     ]
     # One of them shows which code wrote them, unless it changed in between.
-    is_usable = bool(found) and finished.folder.read_json(found[0][1].name).get("code") == code_digest()
-    return [files for files, _ in found] if is_usable else []
+    return [files for files, _ in found] if found and stored_result(found[0][1]) is not None else []
 
 
 def _bytes_of(split: Split) -> int:

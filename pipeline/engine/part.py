@@ -25,7 +25,7 @@ from pipeline.engine.isolation import LIMITS, MEMORY_FACTOR
 from pipeline.engine.live_counts import PartMeter, current_meter
 from pipeline.engine.parquet import PartWriter, WrittenFile
 from pipeline.engine.stage import CPU, Drop, Row, RowStep
-from schemas.errors import ContractError
+from schemas.errors import ContractError, reading
 from schemas.ids import canonical_json
 from schemas.leases import check_before_delete, delete_files
 from schemas.manifest import Counts, part_key
@@ -375,8 +375,8 @@ def _finished_part(
 ) -> PartResult:
     """Do the same for a part that later versions of its tables may take over, from `places`, or from earlier ones."""
     is_stored = finished.folder.exists(finished.name)
-    stored = PartResult.from_json(finished.folder.read_json(finished.name)) if is_stored else None
-    if stored is not None and stored.code == code_digest() and stored.files.keys() == places.keys():
+    stored = stored_result(finished)
+    if stored is not None and stored.files.keys() == places.keys():
         files = {
             table: replace(file, key=key, path=finished.path_in(places[table], file.path))
             for table, file in stored.files.items()
@@ -389,6 +389,18 @@ def _finished_part(
     kept = replace(result, files={table: replace(file, path=paths[table]) for table, file in result.files.items()})
     finished.folder.write_atomic(finished.name, canonical_json(kept.to_json()))
     return replace(result, redone=is_stored)
+
+
+def stored_result(finished: FinishedPart) -> PartResult | None:
+    """Return the stored result of a part that this code has completed; None = there is none that can be read."""
+    if not finished.folder.exists(finished.name):
+        return None
+    try:
+        with reading(f"{finished.folder.uri}/{finished.name}", "the result of a part"):
+            stored = PartResult.from_json(finished.folder.read_json(finished.name))
+    except ContractError:
+        return None  # a damaged one is worth as much as none: the part is written again, and replaces it
+    return stored if stored.code == code_digest() else None
 
 
 def _has_files(result: PartResult, places: Mapping[str, Store]) -> bool:

@@ -104,6 +104,23 @@ def test_parts_of_other_code_are_written_again(
     assert written(run, "documents") == (2, 0)
 
 
+@pytest.mark.parametrize("content", ["", "{", "[]", "{}", '{"files": 1}', "[" * 100_000])
+def test_a_damaged_result_is_replaced(
+    spark, archives: Path, grown: tuple[Path, list[str]], tmp_path: Path, content: str
+) -> None:
+    folder = shutil.copytree(grown[0], tmp_path / "run")
+    for path in (folder / FOLDER / "documents").iterdir():
+        path.write_text(content)
+    prepared = prepare(recipe_of(archives, "demo-00[02]"), "documents")
+    assert plan_steps(prepared, Store(str(folder)))[0].state == "to build"
+    if content == "{}":  # each takes seconds
+        run = run_on(spark, archives, folder, "demo-00[02]", until="documents")
+        assert written(run, "documents") == (2, 0)
+        assert plan_steps(prepare(recipe_of(archives, "demo-002"), None), run)[0].state.endswith(
+            "1 of 1 parts are written"
+        )
+
+
 def test_a_larger_run_takes_over_the_parts_of_a_killed_one(spark, archives: Path, tmp_path: Path) -> None:
     with mock.patch("pipeline.run.commit", side_effect=Killed), pytest.raises(Killed):
         run_on(spark, archives, tmp_path / "run", "demo-00[01]")
@@ -115,8 +132,8 @@ def test_a_larger_run_takes_over_the_parts_of_a_killed_one(spark, archives: Path
     assert find_garbage(run) == []
 
 
-def recipe_of(archives: Path):
-    return read_recipe(str(RECIPE), [f'source.paths=["{archives}/*.warc.gz"]', *SMALL])
+def recipe_of(archives: Path, pattern: str = "*"):
+    return read_recipe(str(RECIPE), [f'source.paths=["{archives}/{pattern}.warc.gz"]', *SMALL])
 
 
 def test_gc_keeps_what_a_run_would_take_over(
