@@ -8,8 +8,6 @@ PEER ?=
 LMPLZ ?=
 TEXTS ?=
 SLOW ?=
-# One more than there are cores: tests also wait, for limits of time and for servers that stall.
-TEST_PROCESSES ?= $(shell $(PYTHON) -c 'import os; print(min(8, 1 + (os.cpu_count() or 1)))')
 UPGRADE ?=
 TORCH ?= 2.11.0
 PYTHON2 ?=
@@ -44,9 +42,9 @@ demo: setup ## a demo crawl, every stage, a small model in two processes, the re
 # Tests start hundreds of processes: none of them compiles again what another one has compiled.
 test check coverage: export PYTHONDONTWRITEBYTECODE :=
 
-# Two of the processes run the tests that start processes themselves, and one of these most of Spark's: tests/conftest.py.
+# Two of the processes run the tests that start processes themselves, and one of these all of Spark's: tests/conftest.py.
 test: setup ## the tests that this machine can run (SLOW=1: with the long ones, such as all layouts)
-	$(BIN)/python -m pytest -n $(TEST_PROCESSES) --dist loadgroup $(if $(SLOW),,-m "not slow")
+	$(BIN)/python -m pytest -n auto --maxprocesses 8 --dist loadgroup $(if $(SLOW),,-m "not slow")
 
 check: ## before a commit: lint, and the tests that finish in a minute
 	$(BIN)/ruff check .

@@ -37,7 +37,6 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 hypothesis.settings.register_profile("untimed", deadline=None)
 hypothesis.settings.load_profile("untimed")
 LONGEST = (
-    "tests/integration/test_kills.py",
     "tests/train/pretrain/test_survive.py",
     "tests/train/pretrain/test_loop.py",
     "tests/train/pretrain/test_resume.py",
@@ -54,13 +53,6 @@ LONGEST = (
     "tests/docs/test_site.py",
 )
 """The files that take longest, by measured CPU time: they begin first, so that no process waits for one at the end."""
-OWN_SPARK = (
-    "tests/integration/test_kills.py",
-    "tests/integration/test_power_loss.py",
-    "tests/jobs/test_private_session.py",
-    "tests/jobs/test_spark_session.py",
-)
-"""Files whose tests start Spark in processes of their own, so that they need not wait for the JVM of the others."""
 
 
 class WithoutSpark(pytest.Module):
@@ -127,8 +119,6 @@ def kind_of(path: str) -> str:
     """Return the mark of a file's heavy tests: "spark" (the name of all such files' group too), "dist" or "light"."""
     if path == "spark":
         return path
-    if path in OWN_SPARK:
-        return "dist"
     text = (TESTS.parent / path).read_text(encoding="utf-8")
     return next((mark for mark in ("spark", "dist") if f"pytest.mark.{mark}" in text), "light")
 
