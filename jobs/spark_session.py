@@ -83,7 +83,7 @@ ARCHIVES = "~/.cache/penstock/java"
 """Folder of archives of the classes of Spark, with which a JVM starts in less time; see `class_archive.py`."""
 WRITES_ARCHIVE = "-XX:ArchiveClassesAtExit="
 """Option of a JVM that writes an archive when it ends."""
-WITHOUT_A_WORD = "-Xshare:auto -Xlog:cds=off -Xlog:cds+dynamic=off"
+SHARING_OPTIONS = "-Xshare:auto -Xlog:cds=off -Xlog:cds+dynamic=off"
 """Options of a JVM that leaves out an archive that does not fit it, and prints nothing about it."""
 SUBMITTED = "PYSPARK_GATEWAY_PORT"
 """Environment variable that spark-submit sets: the port of the JVM that has started this process."""
@@ -344,7 +344,7 @@ def _archive_options(options: str) -> str:
     file = archive_file()
     if file is None or not file.is_file() or "SharedArchiveFile" in options or WRITES_ARCHIVE in options:
         return ""
-    return f'"-XX:SharedArchiveFile={file}" {WITHOUT_A_WORD}'
+    return f'"-XX:SharedArchiveFile={file}" {SHARING_OPTIONS}'
 
 
 def _default_property(name: str) -> str | None:

@@ -241,15 +241,16 @@ def commit(
 def check_inputs(folder: Store, table: str, built: TableResult, identities: Mapping[str, str]) -> None:
     """Compare the input files' digests with the digests that this run recorded when it built the table before.
 
-    Raises ContractError if the content of a file changed but its name, size and modification time did not.
+    Raises ContractError if the content of a file changed but its name, size and modification time did not. Of two
+    readings of a file of Common Crawl with different sizes, one was cut, because the file was unreachable.
     """
     tables = read_run(folder).tables
     if not built.sources or table not in tables or not folder.exists(f"{table}/{tables[table]}/{MANIFEST_NAME}"):
         return
     earlier = read_manifest(folder.child(f"{table}/{tables[table]}"))
-    digests = {(entry.name, entry.num_parts): entry.sha256 for entry in earlier.content.inputs}
+    digests = {(entry.name, entry.bytes, entry.num_parts): entry.sha256 for entry in earlier.content.inputs}
     for source in built.sources:
-        name, now = (source["name"], len(source.get("ranges", [None]))), source["sha256"]
+        name, now = (source["name"], source["bytes"], len(source.get("ranges", [None]))), source["sha256"]
         key = f"{FROM_INPUT}{source['name']}"
         same = earlier.run.lineage.get(key) == identities.get(key)
         if same and digests.get(name, now) != now:

@@ -48,7 +48,7 @@ def libraries_digest() -> str:
     """Return the digest of what parts depend on besides our code: Python, the kind of processor, and libraries.
 
     These are the installed versions of all libraries that data steps use, with those that they need. Computed once a
-    process in about 50 ms.
+    process in about 0.2 s.
     """
     versions: dict[str, str] = {}
     waiting = [*_needed("penstock", EXTRAS)]
