@@ -2,9 +2,13 @@
 
 To detect pages in more than one language, it also classifies short excerpts, one in each of equal parts of the text. It
 stores the share of excerpts in the document's language, and the most frequent other language.
+
+With `language.early`, it also drops pages before their extraction, by excerpts of what is between their tags.
 """
 
 import hashlib
+import html
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -13,6 +17,8 @@ import numpy as np
 from pydantic import Field, model_validator
 
 from pipeline.engine.stage import EVERY, Check, Cutoffs, Drop, PerDocument, Row, RowFunction
+from pipeline.extract import native
+from pipeline.extract.charset import DECODED, decode
 from schemas.config import Section, decision, location, suggest_name
 from schemas.errors import ConfigError
 
@@ -20,6 +26,27 @@ MODEL = "language"
 LABEL_PREFIX = "__label__"
 NOT_WANTED = "language_not_wanted"
 """Reason of a drop: the recipe wants other languages."""
+EARLY = "_dropped_early"
+"""Field of a row: True if the page was dropped before its extraction."""
+EARLY_EXCERPTS, EARLY_CHARS = 4, 300
+"""Number and length of the excerpts of a page that is classified before its extraction [code points]."""
+EARLY_LABELS = 5
+"""Number of the most probable languages of an excerpt that are looked at."""
+MIN_EARLY_SCORE = 0.2
+"""A page is extracted if the wanted languages have this probability together in one of its excerpts. If English is
+wanted, the limit drops 95 % of 1,982 real pages in other languages, and 1 of 1,818 that would be kept; with the 12
+languages of the recipe `web`, 73 % of 472 and none of 3,236; with one of 29 other languages, 99 % and 2 of 1,518."""
+
+_HIDDEN = ("head", "noscript", "script", "select", "style", "svg", "template", "textarea", "title")
+"""Elements whose content is left out."""
+_END_OF_NAME = r"(?![a-z0-9-])"
+_MARKUP = re.compile(
+    r"<!--.*?(?:-->|\Z)"
+    rf"|<({'|'.join(_HIDDEN)}){_END_OF_NAME}.*?(?:</\1{_END_OF_NAME}[^>]*+(?:>|\Z)|\Z)"
+    r"|<(?:/?[a-z]|[!?])[^>]*+(?:>|\Z)",
+    re.IGNORECASE | re.DOTALL | re.ASCII,
+)
+"""A comment, a hidden element or a tag. One that is not closed extends to the end of the page."""
 
 
 class LanguageConfig(Section):
@@ -47,6 +74,17 @@ class LanguageConfig(Section):
     min_language_share: float | None = decision(None, ge=0, le=1)
     """Minimum share of the excerpts in the document's language; if it is not set, pages in several languages are kept.
     """
+    early: bool = False
+    """True to drop pages in other languages before their extraction, which takes most of the time of a page. Such a
+    page has no text, title or metadata in the tables, and its language is that of the text between its tags, menus
+    included."""
+
+    def content(self) -> dict[str, Any]:
+        """Return the fields that change what is measured, as JSON values; `early` only if it is set.
+
+        Tables that were built before it existed stay valid.
+        """
+        return {name: value for name, value in super().content().items() if name != "early" or value}
 
     @model_validator(mode="after")
     def _nothing_is_ignored(self) -> "LanguageConfig":
@@ -55,6 +93,11 @@ class LanguageConfig(Section):
         if self.min_language_share is not None and not self.excerpts:
             raise ValueError(
                 "min_language_share: expected language.excerpts of at least 2, got 0. Set language.excerpts to 12."
+            )
+        if self.early and not self.languages:
+            raise ValueError(
+                "early: expected languages to keep, got none, so that no page is in another one. Set "
+                "language.languages, or remove language.early."
             )
         return self
 
@@ -80,6 +123,69 @@ def make_language(config: LanguageConfig, models: Mapping[str, str]) -> RowFunct
         return None
 
     return language
+
+
+def make_early_language(config: LanguageConfig, models: Mapping[str, str]) -> RowFunction:
+    """Return the function that drops a page whose visible text has no excerpt in a wanted language.
+
+    A row that has a text already, and a page with less than an excerpt of visible text, pass. Raises ConfigError as
+    `make_language` does.
+    """
+    model = load_model(models[MODEL])
+    kept = frozenset(config.languages)
+    _check_languages(kept, model, config.model)
+
+    def early_language(row: Row) -> Drop | None:
+        if row["text"] is not None:
+            return None
+        page = row[DECODED] = decode(row["_payload"], row["_http_charset"])
+        scores = [_most_probable(model, excerpt) for excerpt in early_excerpts(page.text)]
+        if not scores or any(sum(score[code] for code in kept & score.keys()) >= MIN_EARLY_SCORE for score in scores):
+            return None
+        row["charset"], row["charset_from"], row[EARLY] = page.charset, page.origin, True
+        totals: Counter[str] = Counter()
+        for score in scores:
+            totals.update(score)
+        code, total = max(totals.items(), key=lambda item: (item[1], item[0]))
+        row["language"], row["language_score"] = code, float(np.float32(min(total / len(scores), 1.0)))
+        return Drop(NOT_WANTED, row["language_score"])
+
+    return early_language
+
+
+def early_excerpts(page: str) -> list[str]:
+    """Return the excerpts of a decoded page by which its language is predicted before extraction.
+
+    They are in the middle of equal parts of the text between its tags; none if that is shorter than one excerpt.
+    """
+    text = text_between_tags(page)
+    count = min(EARLY_EXCERPTS, len(text) // EARLY_CHARS)
+    starts = [int((number + 0.5) * len(text) / count - EARLY_CHARS / 2) for number in range(count)]
+    return [html.unescape(text[start : start + EARLY_CHARS]) for start in starts]
+
+
+def text_between_tags(page: str) -> str:
+    """Return the text between the tags of a decoded page, with one space for each run of white space and tags.
+
+    No parser is used. Menus and notices are part of the text, and entities are left as they are. The result is empty if
+    the page has no text, or if a hidden element that has no end tag contains all of it.
+    """
+    if native.module is None:
+        return text_between_tags_in_python(page)
+    text: str = native.loaded().text_between_tags(page)
+    return text
+
+
+def text_between_tags_in_python(page: str) -> str:
+    """Return the same as `text_between_tags`."""
+    return " ".join(_MARKUP.sub(" ", page).split())
+
+
+def _most_probable(model: Any, text: str) -> Counter[str]:
+    """Return the probability of the most probable languages of a text, by code."""
+    labels, scores = model.predict([" ".join(text.split())], k=EARLY_LABELS)
+    codes = (label.removeprefix(LABEL_PREFIX) for label in labels[0])
+    return Counter(dict(zip(codes, map(float, scores[0]), strict=True)))
 
 
 def mixture(model: Any, text: str, language: str, config: LanguageConfig) -> tuple[float | None, str | None]:

@@ -55,3 +55,6 @@ def count_attributes(page: str, long_tag: int, /) -> tuple[int, int, int]:
 
 def count_formatting(page: str, /) -> int:
     """Return the number of matches of `_FORMATTING_START` of nesting.py."""
+
+def text_between_tags(page: str, /) -> str:
+    """Return what `text_between_tags_in_python` of pipeline/language.py returns."""

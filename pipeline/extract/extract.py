@@ -14,7 +14,7 @@ from pydantic import Field, model_validator
 
 from pipeline.engine.stage import CPU, EMPTY_LINES_KEPT, TITLE_FIRST, Drop, PerDocument, Row, RowFunction
 from pipeline.extract.assemble import EMPTY_LINE, MARKED_LINES
-from pipeline.extract.charset import decode
+from pipeline.extract.charset import DECODED, decode
 from pipeline.extract.extractors import (
     MIN_VISIBLE_WORDS,
     DecodedPage,
@@ -265,7 +265,7 @@ def _repair(row: Row, has_entities: bool) -> None:
 def _read_page(row: Row, max_depth: int, extractor: Extractor) -> Drop | None:
     """Set charset, title and text of the row from its page. Return a Drop if that is not possible."""
     payload: bytes = row["_payload"]
-    page = decode(payload, row["_http_charset"])
+    page = row.pop(DECODED, None) or decode(payload, row["_http_charset"])
     row["charset"], row["charset_from"] = page.charset, page.origin
     if row.get("mime") == PLAIN_TEXT:
         row["text"] = page.text

@@ -223,6 +223,7 @@ def _view(facts: RunFacts, scores: Sequence[Score], options: ReportOptions) -> d
         "canaries": canaries(facts),
         "mixtures": ranked_counts(documents.get("mixed_languages", {})),
         "max_mixtures": MAX_MIXTURES,
+        "dropped_early": sum(documents.get("dropped_early", {}).values()),
         "samples": samples,
         "checks": checked,
         "stored": ranked_counts(documents.get("stored_bytes", {})),

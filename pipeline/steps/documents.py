@@ -23,6 +23,7 @@ from pipeline.engine.stage import Drop, PerDocument, Relation, Row, RowStep, Sou
 from pipeline.engine.step import StepContext, TableResult, combine_parts
 from pipeline.engine.worker import FusedStages, ModelPaths, local_models, run_rows
 from pipeline.extract.extract import EMPTY_PAGE, ERRORS, EXTRACT, GUARD, LIMITED, ExtractConfig
+from pipeline.language import EARLY, LANGUAGE, LanguageConfig, make_early_language
 from pipeline.sources.common_crawl.records import ChosenRecords
 from pipeline.sources.common_crawl.requests import UnreachableFileError
 from pipeline.sources.config import SourceConfig
@@ -211,7 +212,16 @@ def _position(stream: HashedStream | ChosenRecords, done: int) -> int:
 def document_stages(stages: Sequence[PerDocument], recipe: Recipe, models: ModelPaths) -> RowStep:
     """Return the measured stages of a recipe as one function of a row. `models` are paths on this worker."""
     has_several = len(recipe.section(EXTRACT.name, ExtractConfig).extractors) > 1
-    return SeveralExtractors(stages, recipe, models) if has_several else FusedStages(stages, recipe, models)
+    measure: RowStep = (SeveralExtractors if has_several else FusedStages)(stages, recipe, models)
+    if not recipe.section(LANGUAGE.name, LanguageConfig).early:
+        return measure
+    early = FusedStages([replace(LANGUAGE, make=make_early_language)], recipe, models)
+
+    def measure_wanted(row: Row) -> Row:
+        row = early(row)
+        return row if row.get("drop_stage") is not None else measure(row)
+
+    return measure_wanted
 
 
 def failure_limits(stages: Iterable[PerDocument]) -> dict[str, float]:
@@ -245,6 +255,8 @@ def write_row(row: Row, output: PartOutput, config: TextConfig) -> None:
     books.enter(row, row.get("num_chars") or 0)
     if row.get("language") is not None:
         books.tally("languages", row["language"])
+    if row.get(EARLY):
+        books.tally("dropped_early", row["language"])
     if row.get("drop_stage") is None:
         row["body_chars"] = len(row["_body"])
         for figure in figures_of(row):

@@ -11,6 +11,7 @@ from typing import Any
 import pyarrow as pa
 
 from pipeline.engine.step import BY_SOURCE, add_figures
+from pipeline.language import LANGUAGE
 from schemas.tables import NAME, VALUE, Table
 from schemas.takedown import RULE, STAGE
 
@@ -128,6 +129,8 @@ def _groups(
         found = {figure: {name: 1} for figure, name in names.items() if name is not None}
         if kept and row.get("second_language") is not None:
             found["mixed_languages"] = {f"{row['language']}+{row['second_language']}": 1}
+        if row.get("drop_stage") == LANGUAGE.name and row["num_chars"] is None:
+            found["dropped_early"] = {row["language"]: 1}
         return found
     if table == "verdicts" and kept and known is not None:
         language = known.language or UNKNOWN

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from pipeline.dedup.repeats.units import normal_forms
 from pipeline.extract.extract import ExtractConfig, make_extract, normalize_text
+from pipeline.language import text_between_tags
 from pipeline.minhash.stage import text_digest
 from pipeline.perplexity.model import normalize as ccnet_form
 from pipeline.quality.text import normal_piece
@@ -49,6 +50,10 @@ HOSTILE = {
         lambda text: rendered(r"\def\a#1{\b}\def\b#1{\a}", r"\a " + text),
         lambda n: "x" * (25 * n),
     ),
+    **{
+        f"text between tags: {unit}": (text_between_tags, lambda n, unit=unit: unit * (30 * n // len(unit)))
+        for unit in ("<", "<!--", "<!-- -", "<script>", "<script></", "<script></script", "<p ")
+    },
     "domains": (host_suffixes, lambda n: f"http://u:p@{ABOVE * n}{BELOW * n}.com/"),
 }
 PAGES = {

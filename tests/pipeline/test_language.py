@@ -13,16 +13,21 @@ from pydantic import ValidationError
 
 from pipeline.engine.rules import evaluate_row
 from pipeline.engine.stage import Drop, Row
+from pipeline.extract.charset import DECODED
 from pipeline.language import (
     LANGUAGE,
     MODEL,
     LanguageConfig,
     _excerpt_starts,
     checks,
+    early_excerpts,
     load_model,
+    make_early_language,
     make_language,
     mixture,
     predict,
+    text_between_tags,
+    text_between_tags_in_python,
 )
 from pipeline.models import ModelsConfig, ensure_model
 from schemas.errors import ConfigError
@@ -252,3 +257,88 @@ def test_paragraphs_with_a_known_language(lid: str, shared_data: Path) -> None:
             right[entry["lang"]].append(predict(model, entry["text"])[0] == entry["lang"].split("-")[0])
     assert len(right) >= 18
     assert sum(sum(answers) / len(answers) for answers in right.values()) / len(right) > 0.98
+
+
+def early(lid: str, page: str, charset: str = "utf-8", **settings: Any) -> tuple[Drop | None, Row]:
+    row: Row = {"text": None, "_payload": page.encode(charset, "xmlcharrefreplace"), "_http_charset": charset}
+    return make_early_language(LanguageConfig(early=True, **settings), {MODEL: lid})(row), row
+
+
+def page_of(text: str) -> str:
+    return f"<html><head><title>{ENGLISH * 9}</title></head><body><p>{'</p><p>'.join([text] * 30)}</p></body></html>"
+
+
+def test_a_page_in_another_language_is_dropped_before_extraction(lid: str) -> None:
+    drop, row = early(lid, page_of(GERMAN))
+    assert drop == Drop("language_not_wanted", row["language_score"])
+    assert (row["language"], row["charset"], row["charset_from"], row["text"]) == ("de", "utf-8", "http", None)
+    assert 0.9 < row["language_score"] == float(np.float32(row["language_score"])) <= 1.0
+
+
+def test_a_page_passes_with_one_excerpt_in_a_wanted_language(lid: str) -> None:
+    drop, row = early(lid, page_of(ENGLISH))
+    assert (drop, row[DECODED].text.count(ENGLISH), "language" in row) == (None, 39, False)
+    assert early(lid, page_of(GERMAN), languages=("en", "de"))[0] is None
+    mixed = page_of(GERMAN).replace("</body>", f"{(ENGLISH + ' ') * 12}</body>")
+    assert [early(lid, mixed, languages=(code,))[0] for code in ("en", "de")] == [None, None]
+    assert early(lid, mixed, languages=("ja",))[0] is not None
+
+
+@pytest.mark.parametrize("charset", ["utf-8", "cp1251", "ascii"])
+def test_entities_are_letters(lid: str, charset: str) -> None:
+    russian = page_of("Все люди рождаются свободными и равными в своём достоинстве и правах.")
+    assert early(lid, russian, charset, languages=("ru",))[0] is None
+    assert early(lid, russian, charset)[1]["language"] == "ru"
+
+
+def test_what_has_little_visible_text_or_a_text_already_passes(lid: str) -> None:
+    assert early(lid, f"<p>{GERMAN}</p>")[0] is None
+    assert early(lid, f"<script>{GERMAN * 99}</script><p>{GERMAN}</p>")[0] is None
+    assert early(lid, f"<p>x<script>{page_of(GERMAN)}")[0] is None
+    assert make_early_language(LanguageConfig(early=True), {MODEL: lid})({"text": GERMAN * 9}) is None
+
+
+def test_excerpts_are_in_the_middle_of_equal_parts() -> None:
+    assert early_excerpts("<p>" + "a" * 299) == []
+    assert early_excerpts("<p>" + "a" * 100 + "b" * 300 + "a" * 100) == ["b" * 300]
+    found = early_excerpts("".join(letter * 1000 for letter in "abcd"))
+    assert found == [letter * 300 for letter in "abcd"]
+
+
+def test_early_needs_languages_and_changes_old_settings_only_where_it_is_set() -> None:
+    assert "early" not in LanguageConfig().content()
+    assert LanguageConfig(early=True).content()["early"] is True
+    with pytest.raises(ValidationError, match=r"early: expected languages to keep, got none"):
+        LanguageConfig(early=True, languages=())
+
+
+def test_early_needs_a_model_with_the_languages(lid: str) -> None:
+    with pytest.raises(ConfigError, match="klingon"):
+        make_early_language(LanguageConfig(early=True, languages=("klingon",)), {MODEL: lid})
+
+
+FUNCTIONS = (text_between_tags, text_between_tags_in_python)
+
+
+@pytest.mark.parametrize(
+    ("page", "text"),
+    [
+        ("", ""),
+        ("  one \n\ttwo\u00a0three ", "one two three"),
+        ("<p>one<b>two</b>three</p>", "one two three"),
+        ("a < b and 1<2 </ 3 <> &lt;", "a < b and 1<2 </ 3 <> &lt;"),
+        ("a<!-- b <p> c -->d<!-- e", "a d"),
+        ("a<!DOCTYPE html><?xml x?>b", "a b"),
+        ("a<SCRIPT x='1'>b</p>c</script >d", "a d"),
+        ("a<script>b</scripted>c</script>d", "a d"),
+        ("a<header>b</header>c", "a b c"),
+        ("a<head>b</head>c<title>d</title>e", "a c e"),
+        ("a<style>b<script>c</style>d</script>e", "a d e"),
+        ("a<template>b", "a"),
+        ("a<p b", "a"),
+        ("a<svg/>b", "a"),
+        ("漢<i>字</i>😀", "漢 字 😀"),
+    ],
+)
+def test_text_between_tags_by_hand(page: str, text: str) -> None:
+    assert [function(page) for function in FUNCTIONS] == [text, text]

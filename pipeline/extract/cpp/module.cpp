@@ -8,6 +8,7 @@
 #include "markup.h"
 #include "page_scan.h"
 #include "start_tags.h"
+#include "visible.h"
 #include "words.h"
 
 namespace {
@@ -21,6 +22,7 @@ PyMethodDef METHODS[] = {
     {"look_up", look_up, METH_VARARGS, "Return the codes of the first words of texts."},
     {"count_attributes", count_attributes, METH_VARARGS, "Return the sums of attributes of a page's tags."},
     {"count_formatting", count_formatting, METH_O, "Return the number of start tags of formatting elements."},
+    {"text_between_tags", text_between_tags, METH_O, "Return the text between the tags of a page."},
     {nullptr, nullptr, 0, nullptr},
 };
 

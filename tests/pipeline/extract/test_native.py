@@ -15,6 +15,7 @@ from pipeline.extract import blocks, features, native, nesting, page_limits, tag
 from pipeline.extract.extract import ExtractConfig
 from pipeline.extract.features import WordOdds, count_characters_in_python, normal_word
 from pipeline.extract.main_text import load_model
+from pipeline.language import text_between_tags, text_between_tags_in_python
 from pipeline.models import ModelsConfig, ensure_model
 from pipeline.sources.config import SourceConfig
 from pipeline.sources.source import SOURCE
@@ -46,6 +47,22 @@ PARTS = (
         "\x1c",
     ),
 )
+HIDDEN_PARTS = (
+    *(
+        "<script",
+        "<SCRIPT>",
+        "</script",
+        "</Script >",
+        "<scripts>",
+        "<title/>",
+        "</title>",
+        "</templat",
+        "<template x>",
+    ),
+    *("</template>", "<header>", "<head>", "</head>", "</heads>", "</head-x>", "<ſcript>", "</ſcript>", "<\u212a>"),
+    *("<!-->", "<!--", "--", "-->", "->", "<!x", "<?", "</1", "<1", "< a", ">", "word", "é", "漢", "😀", " \t", "\x85"),
+    *("<noscript>", "</noscript>", "<select-a>", "</select>", "<p", "<é>", "\x00", "<p\ud800>", "&nbsp;", "\u3000"),
+)
 pages = st.lists(st.sampled_from(PARTS) | st.text(max_size=3), max_size=40).map("".join)
 texts = st.lists((pages | st.text(min_size=1)).map(str.strip).filter(bool), min_size=1, max_size=6)
 ODDS = WordOdds(
@@ -75,6 +92,16 @@ def assert_same_words(sources: list[str], odds: WordOdds, title: str = "") -> No
     for own, other in zip(odds.look_up(sources, forms), odds.look_up_in_python(sources, forms), strict=True):
         assert own.dtype == other.dtype
         assert np.array_equal(own, other)
+
+
+def assert_same_visible_text(page: str) -> None:
+    assert text_between_tags(page) == text_between_tags_in_python(page)
+
+
+@settings(max_examples=500, deadline=None)
+@given(pages | st.lists(st.sampled_from(HIDDEN_PARTS) | st.text(max_size=3), max_size=40).map("".join))
+def test_visible_text_is_that_of_python(page: str) -> None:
+    assert_same_visible_text(page)
 
 
 @settings(max_examples=500, deadline=None)
@@ -196,6 +223,7 @@ def test_real_pages(real_pages: list[str]) -> None:
     lexicon = load_model(path).lexicon
     for page in real_pages:
         assert_same_counts(page)
+        assert_same_visible_text(page)
         tree = HTMLTree.parse(page)
         body = tree.body.html if tree.body is not None else ""
         assert_same_markup(body)
@@ -215,8 +243,13 @@ def test_calls_leave_nothing_behind() -> None:
         assert_same_markup(page)
         assert_same_words(["Hello wörld ΟΔΟΣ"], ODDS, "Hello")
         assert_same_counts(page)
+        assert_same_visible_text(page)
         module.lexicon({"a": 1.0}, "x")
-        for function, arguments in ((module.read_markup, (5, 1)), (module.look_up, (ODDS.native, [5], set(), 4, 0.0))):
+        for function, arguments in (
+            (module.read_markup, (5, 1)),
+            (module.look_up, (ODDS.native, [5], set(), 4, 0.0)),
+            (module.text_between_tags, (5,)),
+        ):
             with pytest.raises(TypeError):
                 function(*arguments)
 

@@ -17,6 +17,7 @@ from pipeline.engine import guard, isolation
 from pipeline.engine.isolation import Sandbox
 from pipeline.engine.stage import Drop
 from pipeline.engine.worker import run_rows
+from pipeline.extract import extract as extract_stage
 from pipeline.extract import extractors
 from pipeline.extract.blocks import MAX_TAGS
 from pipeline.extract.page_limits import MAX_OPTIONS
@@ -149,6 +150,36 @@ def test_pages_that_were_not_read_whole_and_errors_of_extractors_are_counted(tmp
     assert part.figures["limited_pages"] == {"tags": 1, "options": 1}
     assert part.figures["extractor_errors"] == {"penstock/KeyError": 1}
     assert part.figures["second_opinions"]["error/used"] == 1
+
+
+@pytest.mark.parametrize("extractors", ["extractor='resiliparse'", "union=['resiliparse', 'all']"])
+def test_pages_in_other_languages_are_dropped_before_their_extraction(tmp_path, monkeypatch, extractors):
+    extracted, extract = [], extract_stage.decode
+
+    def noted(payload, charset):
+        extracted.append(payload)
+        return extract(payload, charset)
+
+    monkeypatch.setattr(extract_stage, "decode", noted)
+    english = "<p>The penstock carries water from the reservoir down to the turbine, and its gate can be closed."
+    german = "<p>Das Druckrohr leitet das Wasser vom Speicher zur Turbine hinab, und sein Schieber ist verschließbar."
+    pages = [english * 9, german * 9, german * 2]
+    blocks = [b"HTTP/1.1 200 OK\r\nContent-Type: text/html; charset=utf-8\r\n\r\n" + page.encode() for page in pages]
+    (tmp_path / "a.warc.gz").write_bytes(b"".join(gzip.compress(record(block)) for block in blocks))
+    settings = (f"extract.{extractors}", "language.languages=['en']")
+    rows = {}
+    for early in (False, True):
+        task = make_task(tmp_path, tmp_path / str(early), *settings, f"language.early={early}".lower())
+        part = documents_part(task, False)
+        assert part.counts.dropped["language/language_not_wanted"] == 2
+        assert part.figures.get("dropped_early") == ({"de": 1} if early else None)
+        rows[early] = pq.read_table(task.documents.path(part.files["documents"].path)).to_pylist()
+        assert part.cpu["language"]["rows"] == 3
+    assert rows[True][::2] == rows[False][::2]
+    dropped = rows[True][1]
+    assert (dropped["language"], dropped["drop_stage"], dropped["num_chars"]) == ("de", "language", None)
+    assert dropped["drop_value"] == dropped["language_score"] > 0.9
+    assert len(extracted) == 3 + 1 * (extractors[0] == "u")
 
 
 def test_text_of_dropped_documents_is_kept_sampled_or_left_out(crawl, tmp_path):
