@@ -45,6 +45,7 @@ RECIPE = ROOT / "jobs" / "recipes" / "web.toml"
 LANGUAGES = 'language.languages=["en"]'
 MEASURES = ("pipeline", "schemas", "jobs/recipes/web.toml", "jobs/spark_session.py", "bench/pipeline.py")
 """What the figures depend on."""
+CODINGS = ("Content-Encoding", "Transfer-Encoding")
 Figures = dict[str, float]
 AS_NATIVE = ('extract.extractor="resiliparse"', "extract.metadata=false")
 """Settings with which the pass extracts as the bare calls do, and as the peer does."""
@@ -60,13 +61,18 @@ def machine_cpu() -> float:
 
 
 def native_calls(paths: list[Path], model_path: str) -> tuple[float, int]:
-    """CPU seconds and pages of the bare calls: iterate, parse and extract main text, predict the language."""
+    """CPU seconds and pages of the bare calls: iterate, parse and extract main text, predict the language.
+
+    Pages with a content or transfer coding are read and left out: the calls decode none, and would parse their bytes.
+    """
     model = fasttext.load_model(model_path)
     started, pages = time.process_time(), 0
     for path in paths:
         with open(path, "rb") as stream:
             for record in ArchiveIterator(stream, record_types=WarcRecordType.response):
                 page = record.reader.read()
+                if any(name in record.http_headers for name in CODINGS):
+                    continue
                 tree = HTMLTree.parse_from_bytes(page, record.http_charset or detect_encoding(page))
                 text = extract_plain_text(tree, main_content=True, alt_texts=False, links=False)
                 model.predict([text.replace("\n", " ")])
