@@ -43,10 +43,13 @@ from pipeline.dedup.verify import (
 from pipeline.engine.materialize import FrameStore, StoredFrame
 from pipeline.engine.parquet import TEXTS_AT_ONCE, apply_cuts, read_measured
 from pipeline.engine.spark import dataframe_from_tasks, map_parts
+from pipeline.engine.tasks import num_groups
 from pipeline.minhash.stage import shingle_hashes
 
 MAX_BROADCAST_ROWS = 200_000
 """Most documents that are broadcast to every worker rather than shuffled [rows]."""
+MAX_BLOCKS = 10**8
+"""Most blocks of a shuffle, writers times readers: a server of shuffles opens each of them."""
 
 
 @dataclass
@@ -128,12 +131,22 @@ def join_payloads(search: CopySearch, pairs: DataFrame, rest: StoredFrame | None
         earlier = payloads.where(part_number("node") == EARLIER)
         payloads = payloads.join(few, "node", "left_semi")
         payloads = payloads if search.earlier is None else payloads.union(earlier)
+    readers = payload_partitions(search.partitions, num_groups(search.spark, len(search.tasks)))
     empty = F.lit(b"")
     own = payloads.select("node", empty.alias("leader"), F.lit(0).cast("long").alias("key"), empty, "payload")
     by_node = pairs.withColumn("payload", empty).union(own)
-    by_node = by_node.repartition(search.partitions, "node").sortWithinPartitions("node", "leader")
+    by_node = by_node.repartition(readers, "node").sortWithinPartitions("node", "leader")
     carried = by_node.mapInArrow(attach_payloads, CARRIED_DDL)
-    return carried.repartition(search.partitions, "leader").sortWithinPartitions("leader", "node")
+    return carried.repartition(readers, "leader").sortWithinPartitions("leader", "node")
+
+
+def payload_partitions(partitions: int, groups: int) -> int:
+    """Return the number of partitions of the shuffle of pairs and payloads: `partitions`, within MAX_BLOCKS.
+
+    `groups`: number of Spark tasks that read the payloads of parts. The other writers are those of the pairs, one for
+    each of the `partitions` of their keys.
+    """
+    return max(1, min(partitions, MAX_BLOCKS // (partitions + groups)))
 
 
 def outcomes_of(number: int, batches: Iterator[pa.RecordBatch], compare: Compare) -> Outcomes:

@@ -54,6 +54,11 @@ def group_size(spark: SparkSession, num_tasks: int, groups: int | None = None) -
     return max(1, -(-num_tasks // (groups or GROUPS_PER_CORE * num_cores(spark))))
 
 
+def num_groups(spark: SparkSession, num_tasks: int) -> int:
+    """Return the number of groups of tasks, each of which is a Spark task."""
+    return -(-num_tasks // group_size(spark, num_tasks))
+
+
 def num_cores(spark: SparkSession) -> int:
     """Return the number of cores that a Spark application uses, or may use if executors are allocated on demand."""
     conf = spark.sparkContext.getConf()

@@ -10,6 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from pipeline.dedup.candidates import MAX_BLOCKS, payload_partitions
 from pipeline.engine.part import PartResult
 from pipeline.engine.spark import dataframe_from_tasks, gather_tasks, map_parts, run_part_writers, run_tasks
 from pipeline.engine.step import StepContext
@@ -19,6 +20,7 @@ from pipeline.engine.tasks import (
     group_size,
     newest_stage,
     num_cores,
+    num_groups,
     rows_of_tasks,
     unpacked,
     work_since,
@@ -95,6 +97,10 @@ def test_the_blocks_of_a_shuffle_of_parts_follow_the_cores() -> None:
     mappers = -(-90_000 // group_size(cluster, 90_000))
     reducers = 2_700_000_000 * 15 // 4_000_000  # of a search for copies in the pages of a snapshot
     assert mappers * reducers <= 10**8
+    assert num_groups(cluster, 90_000) == mappers == 7_500
+    assert payload_partitions(reducers, mappers) == 5_673
+    assert (reducers + mappers) * 5_673 <= MAX_BLOCKS
+    assert [payload_partitions(readers, 4) for readers in (1, 2_000, 9_997)] == [1, 2_000, 9_997]
     assert group_size(cluster, 90_000, groups=10) == 9_000
 
 
