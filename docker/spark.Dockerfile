@@ -39,7 +39,7 @@ FROM ${PYTHON_IMAGE}
 
 # hadolint ignore=DL3008
 RUN apt-get update \
-    && apt-get install --yes --no-install-recommends openjdk-17-jre-headless procps \
+    && apt-get install --yes --no-install-recommends openjdk-17-jre-headless procps tini \
     && rm -rf /var/lib/apt/lists/* \
     && useradd --create-home --uid 10001 penstock \
     && install --directory --owner penstock --group penstock /data
@@ -51,8 +51,15 @@ COPY jobs/run_stage.py /app/jobs/run_stage.py
 COPY jobs/cli.py /app/jobs/cli.py
 COPY conf /app/conf
 COPY jobs/recipes /app/jobs/recipes
+# Spark on Kubernetes starts containers with the words `driver …` or `executor`; other words are executed as a command.
+COPY docker/entrypoint.py /app/entrypoint.py
+# The default of spark.kubernetes.decommission.script.
+COPY docker/decommission.sh /opt/decom.sh
 ENV PATH=/venv/bin:$PATH PYSPARK_PYTHON=/venv/bin/python PYTHONUNBUFFERED=1
 
 USER 10001:10001
 WORKDIR /data
+# tini waits for processes whose parent has ended, such as workers of a killed process, which a JVM does not. With -s it
+# does so also where it is not the first process of the container.
+ENTRYPOINT ["tini", "-s", "--", "/app/entrypoint.py"]
 CMD ["penstock", "--help"]

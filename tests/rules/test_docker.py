@@ -334,7 +334,7 @@ def test_workflows_install_with_hashes_only() -> None:
 
 def test_the_spark_image_has_the_data_half() -> None:
     assert extras("spark") == ["data", "formats", "pii", "s3"]
-    assert packages("spark", "apt-get") == {"g++", "openjdk-17-jre-headless", "procps"}
+    assert packages("spark", "apt-get") == {"g++", "openjdk-17-jre-headless", "procps", "tini"}
     assert "g++" not in " ".join(item.rest for item in final_stage("spark"))
     assert installed_names("spark").isdisjoint(TORCH_SIDE)
 
