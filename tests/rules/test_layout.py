@@ -159,7 +159,8 @@ The two readers of XML refuse or never see declarations of entities; `recipe_sta
 `engine.tasks` pickles the tasks that the driver sends to its workers, in no file."""
 
 VAGUE_NAMES = {"base", "common", "helper", "helpers", "manager", "managers", "misc", "util", "utils"}
-MACHINE_PATHS = re.compile(r"(?<![\w./~})-])/(?:(?:work|root)\b|(?:home|opt)/\w)")
+MACHINE_PATHS = re.compile(r"(?<![\w./~})-])/(?:(?:work|root)\b|home/\w|opt/(?!spark/conf\b|decom\.sh\b)\w)")
+"""Two paths below /opt are no machine's: Spark's Kubernetes scheduler has them in the containers that it starts."""
 WORKPLACE = re.compile(r"\bissues? (?:\d+\b|show\b)|\bbrief\.md\b|\bshared/(?:design|style|facts|hooks)\b")
 
 
@@ -830,6 +831,7 @@ def test_no_file_names_this_machine() -> None:
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
+        ("/opt/spark/conf/spark.properties /opt/decom.sh", []),
         ("href='/home' and https://example.org/opt/x ~/work ../work a/root", []),
         ("the network's frameworks, and/or workers", []),
         ("open('/" + "work/main')", ["1: /" + "work"]),
