@@ -122,7 +122,8 @@ def wait_for_driver(kubernetes: TinyKubernetes, run: Path) -> str:
 def test_the_example_runs_on_pods_and_survives_the_loss_of_one(tmp_path: Path) -> None:
     build_demo_crawl(tmp_path / "crawl", pages=100, seed=3)
     inputs = ["--unset", "source.crawl", "--set", f'source.paths=["{tmp_path}/crawl/*.warc.gz"]']
-    image = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), "PYSPARK_PYTHON": sys.executable}
+    image = {name: os.environ[name] for name in ("PATH", "JDK_JAVA_OPTIONS")}
+    image |= {"PYTHONPATH": str(ROOT), "PYSPARK_PYTHON": sys.executable}
     kubernetes = TinyKubernetes(tmp_path / "pods", image, {"/app": str(ROOT)}, SECRETS)
     kubernetes.folder.mkdir()
     with tiny_kubernetes(kubernetes) as server:
