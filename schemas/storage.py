@@ -260,15 +260,21 @@ class Store:
             ) from error
 
     def write_atomic(self, name: str, data: bytes) -> None:
-        """Write a small file atomically: a reader sees either the old or the whole new content."""
+        """Write a small file atomically: a reader sees either the old or the whole new content.
+
+        On HDFS, a reader may find no file for some milliseconds: the old one is removed, then the new one is renamed.
+        """
         self.make_parent(name)
-        if not self.is_local:
-            content = memoryview(data)  # raises on a wrong type before a stream is opened, whose close writes a file
-            with self.fs.open_output_stream(self.path(name), compression=None) as stream:
-                stream.write(content)
-            return
         final = self.path(name)
         partial = f"{final}.{uuid.uuid4().hex[:8]}.partial"
+        if not self.is_local:
+            content = memoryview(data)  # raises on a wrong type before a stream is opened, whose close writes a file
+            is_visible = self.fs.type_name == "hdfs"  # while it is written
+            with self.fs.open_output_stream(partial if is_visible else final, compression=None) as stream:
+                stream.write(content)
+            if is_visible:
+                self.fs.move(partial, final)
+            return
         try:
             with open(partial, "wb") as stream:
                 stream.write(data)
