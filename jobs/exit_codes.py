@@ -6,8 +6,8 @@ import sys
 from collections.abc import Callable
 
 from schemas.errors import RESUMES, PenstockError, describe_storage_error
+from schemas.logs import print_error, printable_output
 from schemas.storage import describe_remote_error
-from schemas.text import print_error, printable_output
 
 
 @printable_output()

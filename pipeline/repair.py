@@ -18,11 +18,11 @@ from pipeline.garbage import REPAIR, REPAIR_FILE
 from pipeline.prepare import Prepared, find_version, run_folders, run_of, shipped_models
 from pipeline.run import Run, context_of
 from schemas.errors import ConfigError, ContractError
+from schemas.long_work import LongWork
 from schemas.manifest import RUN_NAME, TableVersion, current_tables, part_key, read_run
 from schemas.paths import check_deletable, check_unlinked_tables
 from schemas.storage import CheckedPath, Store
 from schemas.takedown import takedown_ancestry
-from schemas.text import LongWork
 
 Keys = Mapping[str, frozenset[str]]
 """Keys of files by table."""

@@ -1,17 +1,11 @@
-"""Output as plain text: safe characters, tables, durations, sizes, JSON values, and the progress line of long work."""
+"""Output as plain text: safe characters, tables, durations, sizes and JSON values."""
 
 import json
 import math
 import re
-import sys
-import threading
-import time
-import traceback
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from fractions import Fraction
-from types import TracebackType
-from typing import Any, Self, TextIO
+from typing import Any, TextIO
 
 PREFIXES = ("", "k", "M", "G", "T", "P")
 FIRST_SECONDS = 2.0
@@ -147,16 +141,6 @@ def format_bytes(number: float) -> str:
     return f"{format_short(number)}B" if number >= 999.5 else f"{number:.0f} bytes"
 
 
-def time_left(done: float, total: float, seconds: float) -> str:
-    """Return the estimated time until `total` is done, such as `0:00:50 left`; `seconds` is the elapsed time.
-
-    Before any work is done, and after all work, return the elapsed time instead, such as `in 0:04:10`.
-    """
-    if 0 < done < total:
-        return f"{format_clock(seconds / done * (total - done))} left"
-    return f"in {format_clock(seconds)}"
-
-
 class PrintableStream:
     """A text stream that shows CONTROL_CHARACTERS as visible escapes, except line feeds and tabs.
 
@@ -185,88 +169,3 @@ class PrintableStream:
 def raw_stream(stream: TextIO) -> TextIO:
     """Return the stream below a PrintableStream, for text that is printable except for our own control sequences."""
     return stream.raw if isinstance(stream, PrintableStream) else stream
-
-
-@contextmanager
-def printable_output() -> Iterator[None]:
-    """Make standard output and standard error printable in a block, and the traceback of an error that leaves it."""
-    streams = sys.stdout, sys.stderr
-    sys.stdout, sys.stderr = (_printable_stream(stream) for stream in streams)
-    sys.excepthook = _print_exception
-    try:
-        yield
-    finally:
-        sys.stdout, sys.stderr = streams
-
-
-def _printable_stream(stream: TextIO) -> Any:
-    return stream if isinstance(stream, PrintableStream) else PrintableStream(stream)
-
-
-def _print_exception(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """Print the traceback of an error that ends the process, with control characters as escapes."""
-    print(printable_block("".join(traceback.format_exception(kind, error, trace))), end="", file=sys.stderr)
-
-
-def print_error(error: BaseException | str) -> None:
-    """Print an explained error to standard error. Only its first line begins at the margin, whatever it quotes."""
-    first, *rest = printable_block(str(error)).split("\n")
-    lines = [f"penstock: {first}", *(line if line[:1] in ("", " ") else f"  {line}" for line in rest)]
-    print("\n".join(lines), file=sys.stderr, flush=True)
-
-
-class ProgressLine:
-    """A context manager that prints `describe(elapsed seconds)` every few seconds; short work prints nothing."""
-
-    def __init__(self, describe: Callable[[float], str], stream: TextIO | None = None):
-        """`stream`: None = standard error."""
-        self._describe, self._stream, self._printed = describe, raw_stream(stream or sys.stderr), False
-        self._started, self._stop = time.monotonic(), threading.Event()
-        self._thread = threading.Thread(target=self._loop, daemon=True)
-
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        self._stop.set()
-        self._thread.join()
-        if self._printed:
-            self._print("\n")
-
-    def _loop(self) -> None:
-        is_terminal = self._stream.isatty()
-        pause = FIRST_SECONDS
-        while not self._stop.wait(pause):
-            self._print("" if is_terminal else "\n")
-            pause = 1.0 if is_terminal else LINE_SECONDS
-
-    def _print(self, end: str) -> None:
-        start = CLEAR if self._stream.isatty() else ""
-        line = printable(self._describe(time.monotonic() - self._started))
-        print(f"{start}{line}", end=end, file=self._stream, flush=True)
-        self._printed = True
-
-
-class LongWork(ProgressLine):
-    """A progress line for a known amount of work; any thread may call `add`."""
-
-    def __init__(self, label: str, total: int, unit: str, stream: TextIO | None = None):
-        super().__init__(lambda seconds: work_line(label, self.done, total, unit, seconds), stream)
-        self.done, self._lock = 0, threading.Lock()
-
-    def add(self, number: int) -> None:
-        """Count `number` more units of work as done."""
-        with self._lock:
-            self.done += number
-
-
-def work_line(label: str, done: int, total: int, unit: str, seconds: float) -> str:
-    """Return a line such as `verify  1.2 GB of 4.8 GB  25 %  1.1 GB/s  0:00:03 left`."""
-
-    def amount(number: float) -> str:
-        return format_bytes(number) if unit == "bytes" else f"{number:,.0f} {unit}"
-
-    share = f"{100 * done / total:.0f} %" if total else "100 %"
-    rate = amount(done / seconds if seconds > 0 else 0.0)
-    return f"{label}  {amount(done)} of {amount(total)}  {share}  {rate}/s  {time_left(done, total, seconds)}"

@@ -9,7 +9,7 @@ import signal
 import sys
 
 from schemas.errors import RESUMES
-from schemas.text import printable_output
+from schemas.logs import printable_output
 
 QUIET = "--quiet"
 

@@ -15,11 +15,12 @@ from jobs.recipe import recipe_sections, stored_recipe
 from jobs.verbs.proxies import TABLES, Proxy, plan_proxy, train_proxy, with_shares
 from jobs.verbs.scaling import add_interval_arguments, check_intervals, describe_fit, measured_run, print_law
 from schemas.errors import ConfigError
+from schemas.long_work import LongWork
 from schemas.manifest import RUN_NAME, read_run, write_run
 from schemas.overrides import load_recipe
 from schemas.paths import check_own_folders
 from schemas.storage import Store
-from schemas.text import LongWork, format_short, text_table
+from schemas.text import format_short, text_table
 from schemas.tokens import Dataset, open_dataset
 from schemas.versions import attach_run
 from train.checkpoint.folder import local_path

@@ -1,40 +1,26 @@
-"""Tests of text for readers: aligned tables, durations, sizes, and the progress line of long work."""
+"""Tests of text for readers: aligned tables, durations and sizes."""
 
-import io
 import json
 import re
-import subprocess
-import sys
-import time
 from collections.abc import Callable
-from pathlib import Path
-from typing import Any
 
 import pytest
 
 from schemas import text
 from schemas.ids import canonical_json
 from schemas.text import (
-    CLEAR,
-    LongWork,
-    ProgressLine,
     format_bytes,
     format_clock,
     format_duration,
     format_short,
-    print_error,
     printable,
     printable_block,
     printable_json,
     printable_json_bytes,
     printable_line,
     printable_lines,
-    printable_output,
     printable_value,
-    raw_stream,
     text_table,
-    time_left,
-    work_line,
 )
 from tests.support.paths import ROOT
 
@@ -92,51 +78,6 @@ def test_numbers_in_names_have_no_space(number: float, expected: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("numbers", "expected"),
-    [
-        ((0, 4_800_000_000, "bytes", 0.0), "x  0 bytes of 4.8 GB  0 %  0 bytes/s  in 0:00:00"),
-        ((1_200_000_000, 4_800_000_000, "bytes", 1.0), "x  1.2 GB of 4.8 GB  25 %  1.2 GB/s  0:00:03 left"),
-        ((4_800_000_000, 4_800_000_000, "bytes", 4.0), "x  4.8 GB of 4.8 GB  100 %  1.2 GB/s  in 0:00:04"),
-        ((300, 4200, "rows", 2.0), "x  300 rows of 4,200 rows  7 %  150 rows/s  0:00:26 left"),
-        ((0, 0, "bytes", 0.0), "x  0 bytes of 0 bytes  100 %  0 bytes/s  in 0:00:00"),
-    ],
-)
-def test_the_line_of_long_work(numbers: tuple[Any, ...], expected: str) -> None:
-    assert work_line("x", *numbers) == expected
-
-
-def test_the_time_left_is_that_of_the_rest_at_the_same_rate() -> None:
-    assert time_left(3, 8, 30.0) == "0:00:50 left"
-    assert (time_left(0, 8, 30.0), time_left(8, 8, 30.0)) == ("in 0:00:30", "in 0:00:30")
-
-
-def test_long_work_is_shown_and_short_work_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    short, long = io.StringIO(), io.StringIO()
-    with LongWork("verify", 10, "bytes", short) as work:
-        work.add(10)
-    assert (short.getvalue(), work.done) == ("", 10)
-    monkeypatch.setattr(text, "FIRST_SECONDS", 0.01)
-    with LongWork("verify", 10, "bytes", long) as work:
-        work.add(4)
-        while not long.getvalue():
-            time.sleep(0.01)
-        work.add(6)
-    lines = long.getvalue().splitlines()
-    assert lines[0].startswith("verify  4 bytes of 10 bytes  40 %  ")
-    assert lines[-1].startswith("verify  10 bytes of 10 bytes  100 %  ")
-
-
-def test_a_terminal_sees_a_line_that_is_written_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    stream = io.StringIO()
-    monkeypatch.setattr(stream, "isatty", lambda: True)
-    monkeypatch.setattr(text, "FIRST_SECONDS", 0.01)
-    with ProgressLine(lambda seconds: "work", stream):
-        while not stream.getvalue():
-            time.sleep(0.01)
-    assert stream.getvalue() == f"{CLEAR}work{CLEAR}work\n"
-
-
-@pytest.mark.parametrize(
     ("raw", "shown"),
     [
         ("plain é中🙂 \u00a0\u3000\u200d", "plain é中🙂 \u00a0\u3000\u200d"),
@@ -175,31 +116,6 @@ def test_values_of_json_are_safe_to_show_and_stay_the_same_as_json() -> None:
     written = printable_json_bytes(canonical_json(value))
     assert json.loads(written) == value
     assert written.decode().isprintable()
-
-
-def test_streams_are_printable_whatever_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
-    before = sys.stdout, sys.stderr
-    with printable_output(), printable_output():
-        print(f"{HOSTILE}\nnext\tcell")
-        sys.stderr.writelines([HOSTILE, "\n"])
-        assert raw_stream(sys.stdout) is before[0]
-    assert (sys.stdout, sys.stderr) == before
-    out, err = capsys.readouterr()
-    assert out == r"\x1b]0;PWNED\x07\x9b\u202e\u2066\u200f\u061c\u2028\u2029\ud800\r\x08" + "\nnext\tcell\n"
-    assert err == out.partition("\n")[0] + "\n"
-
-
-def test_only_the_first_line_of_an_error_begins_at_the_margin(capsys: pytest.CaptureFixture[str]) -> None:
-    print_error(ValueError("a: expected b, got 'c\npenstock: all is well'.\n  d: e\x1b"))
-    assert capsys.readouterr().err == "penstock: a: expected b, got 'c\n  penstock: all is well'.\n  d: e\\x1b\n"
-
-
-def test_a_traceback_is_printable(tmp_path: Path) -> None:
-    code = f"from schemas.text import printable_output\nwith printable_output():\n    raise ValueError({HOSTILE!r})"
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 1
-    assert r"ValueError: \x1b]0;PWNED\x07" in done.stderr
-    assert done.stderr.replace("\n", "").isprintable()
 
 
 def test_nothing_writes_csv() -> None:

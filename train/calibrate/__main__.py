@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 from schemas.errors import PenstockError
-from schemas.text import print_error, printable_output
+from schemas.logs import print_error, printable_output
 from train.calibrate.measure import calibrate
 
 

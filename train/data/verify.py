@@ -17,9 +17,9 @@ from typing import Any
 
 from schemas.errors import ContractError
 from schemas.ids import canonical_json
+from schemas.long_work import LongWork
 from schemas.paths import check_own_folders
 from schemas.storage import Store
-from schemas.text import LongWork
 from schemas.tokens import Dataset
 
 VERIFIED_NAME = "train/verified.json"

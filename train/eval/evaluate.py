@@ -18,8 +18,9 @@ import torch
 from schemas.ablation import Measurement, SourceLoss, sum_losses
 from schemas.errors import ConfigError, ContractError, PenstockError
 from schemas.ids import canonical_json, digest_of
+from schemas.logs import print_error, printable_output
 from schemas.storage import Store
-from schemas.text import format_duration, print_error, printable_json_bytes, printable_output
+from schemas.text import format_duration, printable_json_bytes
 from schemas.tokens import Dataset, open_dataset
 from train.checkpoint.folder import CheckpointMetadata
 from train.checkpoint.state import default_device, open_checkpoint, read_model, sequence_length_of

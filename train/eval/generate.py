@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from schemas.errors import ConfigError, PenstockError
+from schemas.logs import print_error, printable_output
 from schemas.storage import Store
-from schemas.text import print_error, printable_output
 from schemas.tokens import Dataset, TokenizerContract, escape
 from train.checkpoint.state import (
     default_device,

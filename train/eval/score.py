@@ -23,9 +23,9 @@ import torch
 import torch.nn.functional as F
 
 from schemas.errors import ConfigError, ContractError, PenstockError
+from schemas.logs import print_error, printable_output
 from schemas.storage import Store
 from schemas.tables import DOC_ID, SCORES
-from schemas.text import print_error, printable_output
 from schemas.tokens import ESCAPE, SPACE, Dataset, TokenizerContract, escape
 from train.checkpoint.folder import CHECKPOINTS
 from train.checkpoint.state import (

@@ -20,9 +20,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from schemas.errors import ConfigError, ContractError, PenstockError
+from schemas.logs import print_error, printable_output
 from schemas.paths import is_below
 from schemas.storage import MAX_JSON_BYTES, Store
-from schemas.text import print_error, printable_output
 from schemas.tokens import TokenizerContract
 from train.checkpoint.folder import CheckpointMetadata
 from train.checkpoint.state import (

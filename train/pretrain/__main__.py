@@ -15,9 +15,9 @@ from torch.distributed.elastic.multiprocessing.errors import ErrorHandler
 
 from schemas.errors import RESUMES, PenstockError
 from schemas.locks import lock_training
+from schemas.logs import print_error, printable_output
 from schemas.overrides import add_override_options
 from schemas.storage import Store
-from schemas.text import print_error, printable_output
 from train.parallel.ranks import FirstRankFailed, Ranks, open_ranks, torchrun_placement
 from train.pretrain.loop import train
 

@@ -8,8 +8,9 @@ from typing import Any
 
 from schemas.document_ids import resolve_doc_ids
 from schemas.errors import ConfigError
+from schemas.long_work import LongWork
 from schemas.storage import Store
-from schemas.text import LongWork, printable, printable_lines, text_table, to_json_value
+from schemas.text import printable, printable_lines, text_table, to_json_value
 from schemas.tokens import Dataset, open_dataset
 from schemas.urls import parse_domain
 from train.plan.plan import Plan, read_plan

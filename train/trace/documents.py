@@ -18,12 +18,12 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from schemas.errors import ContractError
+from schemas.long_work import LongWork
 from schemas.manifest import MANIFEST_NAME, Manifest, part_key, read_manifest, read_run
 from schemas.older_tables import read_batches
 from schemas.storage import CheckedPath, Store
 from schemas.tables import DOCUMENTS, PROVENANCE, TABLES, VERDICT_COLUMNS, to_mapping, value_type
 from schemas.takedown import REMOVED_ID
-from schemas.text import LongWork
 from schemas.tokens import Dataset, Member, Shard, unescape
 from train.data.shards import StreamReader
 
