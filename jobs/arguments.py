@@ -95,4 +95,4 @@ def add_trust(parser: argparse.ArgumentParser) -> None:
 
 def add_verbose(parser: argparse.ArgumentParser) -> None:
     """Add the option `--verbose` of a verb that starts Spark."""
-    parser.add_argument("--verbose", action="store_true", help="print the messages of Spark too")
+    parser.add_argument("--verbose", action="store_true", help="print the messages of Spark and of its workers too")

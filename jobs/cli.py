@@ -16,10 +16,10 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from types import ModuleType
-from typing import Any, NoReturn
+from typing import Any
 
 import jobs.verbs
-from schemas.secrets import without_secrets
+from schemas.logs import TEXT, LoggedParser, add_log_option, set_log
 
 GROUPS = {
     "data": "from crawled pages to a token dataset",
@@ -80,21 +80,13 @@ class PrintVersion(argparse.Action):
         parser.exit()
 
 
-class VerbParser(argparse.ArgumentParser):
-    """A parser whose errors quote no word that may hold a secret."""
-
-    def error(self, message: str) -> NoReturn:
-        """Print the usage and the message, and exit with code 2."""
-        super().error(without_secrets(message))
-
-
 def build_parser(called: str | None) -> argparse.ArgumentParser:
     """Return a parser that lists every verb, but has arguments only for the verb `called`.
 
     If `called` is None, no verb has arguments. If it is no verb, the program ends with exit code 2.
     """
     verbs = list_verbs()
-    parser = VerbParser(
+    parser = LoggedParser(
         prog="penstock",
         usage="penstock [-h] [--version] VERB ...",
         description="From the crawled web to a pretrained language model.",
@@ -117,6 +109,7 @@ def build_parser(called: str | None) -> argparse.ArgumentParser:
             added.set_defaults(command=command.run)
             for add_arguments in command.add_arguments:
                 add_arguments(added)
+            add_log_option(added)
     return parser
 
 
@@ -136,9 +129,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = sys.argv[1:] if argv is None else argv
     # `penstock` has no options of its own with a value, so the first other word is the verb.
     called = next((word for word in words if not word.startswith("-")), None)
+    set_log(TEXT)
     try:
         arguments = build_parser(called).parse_args(words)
-        code: int = import_job("exit_codes").exit_code_of(lambda: arguments.command(arguments))
+        code: int = import_job("exit_codes").exit_code_of(lambda: arguments.command(arguments), arguments)
         return code
     except KeyboardInterrupt:  # before the verb has started
         code = import_job("exit_codes").report_interrupt()

@@ -1,7 +1,6 @@
 """Reading of recipes, with the sections of all data stages, the models, Spark, the plan and the training run."""
 
 import difflib
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from pipeline.stages import checked_stages, sections
 from pipeline.steps.verdicts import settings_by_source
 from schemas.config import Recipe, Section
 from schemas.errors import ConfigError, ContractError
+from schemas.logs import LOGGER
 from schemas.manifest import check_folder, read_run
 from schemas.overrides import load_recipe, parse_recipe
 from schemas.storage import Store
@@ -103,9 +103,7 @@ def warn_of_spark(run: Store, trust: bool) -> None:
     spark = read_run(run).recipe.get("spark")
     if not trust and isinstance(spark, dict) and (left_out := sorted(spark.keys() - harmless_settings(spark).keys())):
         names = ", ".join(f"spark.{key}" for key in left_out)
-        print(
-            f"{run.uri}: not used, because a run folder is not trusted: {names}; --trust-run uses it", file=sys.stderr
-        )
+        LOGGER.warning(f"{run.uri}: not used, because a run folder is not trusted: {names}; --trust-run uses it")
 
 
 def check_functions(run: Store, recipe: Recipe, verb: str, trust: bool) -> None:

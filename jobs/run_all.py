@@ -25,6 +25,7 @@ from pipeline.run import run_locked_steps
 from pipeline.summary import Summary, closing_summary
 from schemas.errors import ConfigError
 from schemas.locks import lock_tables
+from schemas.logs import LOGGER, PREFIX, TEXT, LoggedParser, add_log_option, set_log
 from schemas.manifest import RUN_NAME
 from schemas.overrides import override_words
 from schemas.storage import Store
@@ -79,7 +80,7 @@ def run_recipe(
     check_inputs_apart(prepared, folder)
     models = {name: str(model.path) for name, model in prepared.models.get(QUALITY.name, {}).items()}
     for note in (*recipe.notes, *replacement_notes(recipe, models)):
-        print(f"penstock: {note}", file=sys.stderr)
+        LOGGER.info(f"{PREFIX}{note}")
     config = recipe.section("spark", SparkConfig)
     folder.make_parent(RUN_NAME)  # the folder of the lock file
     with lock_tables(folder, "penstock run", others):
@@ -207,16 +208,18 @@ def _new_name(folder: Store) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Parse the arguments, run the recipe and return the exit code."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    set_log(TEXT)
+    parser = LoggedParser(description=__doc__)
     add_recipe(parser)
     add_reuse(parser)
+    add_log_option(parser)
     given = parser.parse_args(argv)
 
     def run() -> None:
         summary = run_recipe(given.recipe, given.out, given.overrides, options=options_of(given))
         print(summary.text())
 
-    return exit_code_of(run)
+    return exit_code_of(run, given)
 
 
 if __name__ == "__main__":

@@ -6,12 +6,19 @@ removes it: a lock shows that none of them runs.
 """
 
 import fcntl
+import json
+import logging
 import os
+import re
 import shutil
 import tempfile
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+
+from schemas.logs import HANDLER, LOGGER
+from schemas.text import printable_json
 
 PREFIX = "penstock-spark-"
 OWNER = "owner.lock"
@@ -60,6 +67,56 @@ def open_scratch(parents: Sequence[Path]) -> Iterator[Scratch]:
             held.callback(os.close, locks[-1])
             folders.append(folder)
         yield Scratch(folders, locks)
+
+
+SPARK_LOGGER = LOGGER.getChild("spark")
+"""The logger of the messages of Spark, if the log is JSON."""
+READ_SECONDS = 0.5
+"""Time between two looks at the file with the messages of the JVM [s]."""
+LEVEL = re.compile(r"\b(WARN|ERROR|FATAL)\b")
+"""The level in a message of Spark."""
+
+
+@contextmanager
+def followed(log: Path, everything: bool) -> Iterator[None]:
+    """Log the lines of workers that arrive in the file with the messages of the JVM, as JSON lines, during a block.
+
+    `everything`: log the messages of the JVM too.
+    """
+    ended = threading.Event()
+
+    def follow() -> None:
+        rest = b""
+        with log.open("rb") as file:
+            while True:
+                is_last = ended.wait(READ_SECONDS)  # first: what has been written by then is read once more
+                *lines, rest = (rest + file.read()).split(b"\n")
+                for line in lines:
+                    _log_line(line.decode(errors="replace"), everything)
+                if is_last:
+                    return
+
+    log.touch()
+    thread = threading.Thread(target=follow, name="messages of Spark", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+
+
+def _log_line(line: str, everything: bool) -> None:
+    try:
+        values = json.loads(line)
+    except (ValueError, RecursionError):
+        values = None
+    if isinstance(values, dict) and str(values.get("logger")).startswith(LOGGER.name):
+        HANDLER.write(printable_json(values))
+    elif everything and line.strip():
+        level = LEVEL.search(line)
+        names = {"WARN": logging.WARNING, "ERROR": logging.ERROR, "FATAL": logging.CRITICAL}
+        SPARK_LOGGER.log(names[level[1]] if level else logging.INFO, line)
 
 
 def _lock_new(folder: Path) -> int:

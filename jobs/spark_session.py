@@ -28,10 +28,11 @@ from pyspark.find_spark_home import _find_spark_home
 from pyspark.java_gateway import launch_gateway
 from pyspark.sql import SparkSession
 
-from jobs.scratch import Scratch, open_scratch
+from jobs.scratch import Scratch, followed, open_scratch
 from pipeline.engine.spark import error_of_worker
 from schemas.config import Section, execution
 from schemas.errors import ConfigError, PenstockError
+from schemas.logs import logs_json
 from schemas.secrets import HOW_TO_PASS, secret_in, secret_of
 
 
@@ -156,7 +157,9 @@ def spark_session(
     with ExitStack() as held:
         interrupted = held.enter_context(_interrupts())
         scratch = held.enter_context(open_scratch(_temporary_folders(config))) if is_ours else None
-        log = None if verbose or scratch is None else scratch.log
+        log = None if scratch is None or (verbose and not logs_json()) else scratch.log
+        if log is not None and logs_json():
+            held.enter_context(followed(log, verbose))
         try:
             if scratch is not None:
                 is_small = input_bytes is not None and input_bytes <= SMALL_INPUTS

@@ -27,6 +27,7 @@ from urllib.error import URLError
 from schemas.config import Section, execution, suggest_name
 from schemas.errors import ConfigError, ContractError
 from schemas.ids import file_sha256
+from schemas.logs import LOGGER
 from schemas.storage import Store
 
 # The registry of known models, and the index of others: a file in the cache folder with a JSON object per line for each
@@ -150,9 +151,7 @@ def load_registry(folder: Path, registry: Mapping[str, ModelEntry] = REGISTRY) -
         try:
             row = json.loads(line)
         except (ValueError, RecursionError):
-            print(
-                f"penstock: {index}: line {number} is incomplete and is ignored. Add its model again.", file=sys.stderr
-            )
+            LOGGER.warning(f"penstock: {index}: line {number} is incomplete and is ignored. Add its model again.")
             continue
         try:
             trained[row["name"]] = ModelEntry(
@@ -263,7 +262,7 @@ def _pin(name: str, entry: ModelEntry, target: Path) -> str:
     digest = file_sha256(target)
     pinned = replace(entry, sha256=digest, num_bytes=target.stat().st_size, file=target.name)
     append_index(target.parent, name, pinned)
-    print(f"model {name}: no digest was registered; from now on {digest} is required", file=sys.stderr)
+    LOGGER.warning(f"model {name}: no digest was registered; from now on {digest} is required")
     return digest
 
 

@@ -4,7 +4,6 @@ Inputs, models and the output folder are checked before the first task starts.
 """
 
 import posixpath
-import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -17,7 +16,7 @@ from pyspark.sql import SparkSession
 from pipeline.engine.code_digest import code_digest
 from pipeline.engine.part import delete_part_results, made_from
 from pipeline.engine.part_times import write_part_times
-from pipeline.engine.progress import Progress, reasons_text, step_line, without_earlier_drops
+from pipeline.engine.progress import Progress, reasons_text, step_fields, step_line, without_earlier_drops
 from pipeline.engine.spark import ship_models, show_progress
 from pipeline.engine.step import Step, StepContext, TableResult, add_figures
 from pipeline.engine.tasks import newest_stage, work_since
@@ -37,6 +36,7 @@ from pipeline.prepare import (
 from pipeline.stages import own_reasons, stages_by_source, steps_for
 from schemas.errors import ContractError
 from schemas.locks import lock_tables
+from schemas.logs import LOGGER
 from schemas.manifest import (
     FROM_INPUT,
     MANIFEST_NAME,
@@ -149,7 +149,8 @@ def run_step(run: Run, step: Step, inputs: Mapping[str, TableVersion], progress:
     folders, owner = find_version(run, step, inputs, run.folder)
     if owner is not None:
         where = "" if owner.uri == run.folder.uri else f" in {owner.uri}"
-        progress.say(f"{step.name:<10} is complete ({step_identity(run, step, inputs)[:12]}){where}")
+        complete = f"{step.name:<10} is complete ({step_identity(run, step, inputs)[:12]}){where}"
+        progress.say(complete, step=step.name)
         manifest = read_manifest(folders[step.name])
         progress.finish(step.name, "complete", manifest.content.counts, manifest.run.wall_seconds)
         return folders
@@ -163,7 +164,8 @@ def run_step(run: Run, step: Step, inputs: Mapping[str, TableVersion], progress:
     manifest = read_manifest(folders[step.name])
     progress.finish(step.name, "done", manifest.content.counts, manifest.run.wall_seconds)
     own = own_reasons({step.name: manifest})
-    progress.say(step_line(step.name, manifest.content.counts, manifest.run.wall_seconds, own))
+    figures = step.name, manifest.content.counts, manifest.run.wall_seconds
+    progress.say(step_line(*figures, own), **step_fields(*figures))
     return folders
 
 
@@ -235,7 +237,7 @@ def commit(
     write_manifest(folder, make_manifest(content, how, folder.uri))
     delete_part_results(folder)
     for warning in built.failures.warnings():
-        print(f"{step.name}: {warning}", file=sys.stderr)
+        LOGGER.warning(f"{step.name}: {warning}")
 
 
 def check_inputs(folder: Store, table: str, built: TableResult, identities: Mapping[str, str]) -> None:

@@ -12,7 +12,6 @@ would still make it. Stores other than S3 have no leases, because pyarrow.fs mak
 import json
 import os
 import socket
-import sys
 import threading
 import time
 import uuid
@@ -23,6 +22,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from schemas.errors import ContractError
+from schemas.logs import LOGGER
 from schemas.s3_requests import DELETED_AT_ONCE, SCHEME, S3Requests, StoreAccessError, StoredObject
 from schemas.storage import Store
 
@@ -52,11 +52,9 @@ def hold_lease(run: Store, name: str, what: str) -> Iterator[None]:
     lease = _Lease(run, name, what, requests)
     lease.take()
     if not lease.is_exclusive():
-        print(
+        LOGGER.warning(
             f"penstock: {run.uri}/{name}: the object store ignores `If-None-Match`, so nothing keeps two processes "
-            "from writing this run folder. Run one at a time, or use a store with conditional writes.",
-            file=sys.stderr,
-            flush=True,
+            "from writing this run folder. Run one at a time, or use a store with conditional writes."
         )
     try:
         for reader in requests.names(f"{name}.{READERS}/"):
@@ -216,7 +214,7 @@ class _Lease:
                 self.renew()
             except ContractError as error:
                 # A store that does not answer may answer next time. A lost lease stops the process at its next commit.
-                print(f"penstock: {error}", file=sys.stderr, flush=True)
+                LOGGER.warning(f"penstock: {error}")
                 if self._etag is None:
                     return
 

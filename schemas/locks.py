@@ -12,7 +12,6 @@ import fcntl
 import json
 import os
 import socket
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from datetime import UTC, datetime
@@ -21,6 +20,7 @@ from pathlib import Path
 from schemas.errors import ContractError
 from schemas.leases import hold_lease, hold_reader
 from schemas.lock_files import TABLES_LOCK, TRAIN_LOCK, describe_holders
+from schemas.logs import LOGGER
 from schemas.s3_requests import SCHEME
 from schemas.storage import Store, open_own
 from schemas.takedown import check_no_pending_takedown
@@ -72,11 +72,9 @@ def _take(locks: ExitStack, run: Store, name: str, what: str, *, shared: bool = 
     if run.uri.startswith(SCHEME):
         locks.enter_context((hold_reader if shared else hold_lease)(run, name, what))
     elif not run.is_local and not shared:
-        print(
+        LOGGER.warning(
             f"penstock: {run.uri}: this store has no locks, so nothing keeps two processes from writing this run "
-            "folder. Run one at a time.",
-            file=sys.stderr,
-            flush=True,
+            "folder. Run one at a time."
         )
     if not run.is_local:
         return

@@ -6,7 +6,6 @@ altered is therefore not found. A new run folder can also use the tables of anot
 
 import posixpath
 import re
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import Any
@@ -14,6 +13,7 @@ from typing import Any
 import pyarrow.fs as pafs
 
 from schemas.errors import ConfigError, ContractError, reading
+from schemas.logs import LOGGER
 from schemas.manifest import (
     MANIFEST_NAME,
     MEMBER_INPUT,
@@ -205,11 +205,9 @@ def warn_of_replaced_tables(runs: Sequence[Store]) -> None:
     """Print a line for each run whose dataset was made with other settings than its recipe has."""
     for run in runs:
         if (name := replaced_input(run, DATASET)) is not None:
-            print(
+            LOGGER.warning(
                 f"penstock: {run.uri}: the dataset was made with other settings than those in {RUN_NAME}: the table "
-                f"`{name}` has changed since. `penstock run` makes a dataset with these settings.",
-                file=sys.stderr,
-                flush=True,
+                f"`{name}` has changed since. `penstock run` makes a dataset with these settings."
             )
 
 

@@ -26,6 +26,7 @@ from torch.distributed.elastic.rendezvous import (
 from torch.distributed.run import main as torchrun
 
 from schemas.errors import RESUMES
+from schemas.logs import LOGGER
 from train.parallel.ranks import LOOPBACK, name_launcher
 
 SIGNAL_LOGGERS = ("torch.distributed.elastic.agent.server.api", "torch.distributed.elastic.multiprocessing.api")
@@ -108,12 +109,12 @@ def main(argv: Sequence[str] | None = None) -> int:
             rank, failure = error.get_first_failure()
             code = failure.exitcode if failure.exitcode >= 0 else 128 - failure.exitcode
             if code != 2:  # the rank has already printed an error that the user can fix
-                print(f"penstock: rank {rank} ended with exit code {code}", file=sys.stderr)
+                LOGGER.error(f"penstock: rank {rank} ended with exit code {code}")
             return code
         except SignalException as error:
             if error.sigval != signal.SIGTERM:
                 if error.sigval == signal.SIGINT:
-                    print(f"penstock: {RESUMES}", file=sys.stderr)
+                    LOGGER.warning(f"penstock: {RESUMES}")
                 return 128 + error.sigval
             # Only the last start counts: torchrun recovered from earlier failures by restarting.
             starts = sorted(Path(errors).glob("*/attempt_*"), key=lambda path: int(path.name.partition("_")[2]))

@@ -9,7 +9,7 @@ import signal
 import sys
 
 from schemas.errors import RESUMES
-from schemas.logs import printable_output
+from schemas.logs import LOGGER, printable_output
 
 QUIET = "--quiet"
 
@@ -25,7 +25,7 @@ def main() -> int:
     try:
         runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
     except KeyboardInterrupt:
-        print(f"penstock: {RESUMES}", file=sys.stderr)
+        LOGGER.warning(f"penstock: {RESUMES}")
         return 128 + signal.SIGINT
     return 0
 

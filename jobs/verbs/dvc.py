@@ -11,7 +11,6 @@ import json
 import os
 import posixpath
 import shlex
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +27,7 @@ from pipeline.stages import STEPS, steps_for
 from schemas.config import SOURCE, Recipe, own_key
 from schemas.errors import ConfigError, ContractError
 from schemas.ids import canonical_json
+from schemas.logs import LOGGER
 from schemas.manifest import MANIFEST_NAME, RUN_NAME, TableVersion, open_table, read_run
 from schemas.overrides import override_words
 from schemas.paths import PLACE, check_deletable, check_unlinked_tables
@@ -314,7 +314,7 @@ def _remove_versions(run: Store, tables: Mapping[str, TableVersion], damaged: Se
                     f"delete, got another path. Remove the folder {name} of the run, and run again."
                 )
             check_deletable(run, place)
-    print(f"{damaged[0]}: differs from its manifest. Rebuilding {' and '.join(tables)}.", file=sys.stderr)
+    LOGGER.warning(f"{damaged[0]}: differs from its manifest. Rebuilding {' and '.join(tables)}.")
     for table in tables.values():
         table.folder.delete(MANIFEST_NAME)
         for path in table.manifest.paths_of():

@@ -29,6 +29,7 @@ from pipeline.export.shards import COMPRESSIONS
 from pipeline.stages import unmeasured_columns
 from schemas.config import Recipe
 from schemas.errors import ConfigError
+from schemas.logs import LOGGER
 from schemas.storage import Store
 from schemas.text import format_bytes
 from schemas.versions import open_run_to_read
@@ -151,7 +152,7 @@ def _export_table(arguments: Arguments, run: Store, out: Store, recipe: Recipe) 
         run, arguments.table, out, arguments.format, arguments.compression or ZSTD
     )
     if arguments.table in ("text", "comparisons"):
-        print(f"export: the table `{arguments.table}` is raw and may hold personal data", file=sys.stderr)
+        LOGGER.warning(f"export: the table `{arguments.table}` is raw and may hold personal data")
     manifest = _in_spark(recipe, arguments.verbose, lambda run_all: export_table(run, prepared, run_all))
     rows, files = manifest["content"]["counts"]["rows"], manifest["content"]["files"]
     print(f"{out.uri}: {rows:,} rows of {arguments.table} in {len(files):,} file(s)")

@@ -4,7 +4,6 @@ import argparse
 import functools
 import itertools
 import operator
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -36,6 +35,7 @@ from pipeline.stages import reasons_of_run
 from schemas.document_ids import ID_HELP, resolve_doc_ids
 from schemas.errors import ConfigError
 from schemas.ids import canonical_json
+from schemas.logs import LOGGER
 from schemas.storage import Store
 from schemas.text import printable, printable_json_bytes, text_table
 from schemas.urls import canonical_url
@@ -229,7 +229,7 @@ def show_command(arguments: argparse.Namespace) -> int:
     is_whole = arguments.all or len(head) == 1
     for row in itertools.chain(head, rows):
         if arguments.text and has_raw_text(row) and not num_raw:
-            print("show: the text of dropped documents is raw and may hold personal data", file=sys.stderr, flush=True)
+            LOGGER.info("show: the text of dropped documents is raw and may hold personal data")
         shown, num_raw = shown + 1, num_raw + has_raw_text(row)
         if arguments.json:
             print(document_json(row, arguments.text))
@@ -237,7 +237,10 @@ def show_command(arguments: argparse.Namespace) -> int:
             print(format_document(row, arguments.text, columns, reasons) + "\n")
         else:
             print(format_summary(row, arguments.text, reasons) + "\n")
-    print(f"{shown} document(s)", file=sys.stderr if arguments.json else sys.stdout)
+    if arguments.json:
+        LOGGER.info(f"{shown} document(s)", extra={"documents": shown})
+    else:
+        print(f"{shown} document(s)")
     return 0 if shown else 1
 
 
@@ -281,7 +284,7 @@ def _shown_documents(arguments: argparse.Namespace, run: Store, columns: pa.Sche
         yield row
     if row is None:
         form = printable(canonical_url(arguments.url))
-        print(f"show: no document has exactly this URL; searching for the canonical form {form}", file=sys.stderr)
+        LOGGER.info(f"show: no document has exactly this URL; searching for the canonical form {form}")
         anything = both(conditions or [pc.field("url").is_valid()])
         yield from find_documents(run, anything, limit, arguments.url, arguments.text)
 

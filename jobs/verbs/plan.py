@@ -2,7 +2,6 @@
 
 import argparse
 import os
-import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -13,6 +12,7 @@ from jobs.arguments import Command, add_overrides, add_run
 from jobs.recipe import stored_recipe
 from schemas.errors import ConfigError
 from schemas.locks import lock_training
+from schemas.logs import LOGGER
 from schemas.manifest import RUN_NAME, read_run
 from schemas.paths import check_own_folders
 from schemas.storage import Store
@@ -228,7 +228,7 @@ def _on_datasets_of(others: Sequence[Store], run: Store, place: Store) -> Store:
         if len(others) == 1:
             attach_run(place, others[0], ("tokens", "tokenizer"))
         else:
-            print(describe_union(write_union(place, others)), file=sys.stderr)
+            LOGGER.info(describe_union(write_union(place, others)))
         return place
     digests = [member.digest for other in others for member in open_dataset(other).members]
     current = [member.digest for member in open_dataset(run).members]

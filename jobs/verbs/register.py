@@ -1,7 +1,6 @@
 """`penstock register`: the tables of a run as Delta or Iceberg tables over the files that are already written."""
 
 import argparse
-import sys
 from collections.abc import Sequence
 
 from jobs.arguments import Command, add_run
@@ -11,6 +10,7 @@ from pipeline.register.record import DELTA, ICEBERG, add_registration
 from pipeline.register.tables import ParquetTable, Registered, check_files, location_of, parquet_tables
 from schemas.errors import ConfigError
 from schemas.locks import lock_tables
+from schemas.logs import LOGGER
 from schemas.storage import Store
 from schemas.takedown import check_no_pending_takedown
 
@@ -54,7 +54,7 @@ def _print(table: ParquetTable, place: str, registered: Registered) -> None:
 
 def _warn_of_raw(tables: Sequence[ParquetTable]) -> None:
     if raw := [table.name for table in tables if table.name in RAW]:
-        print(f"register: raw tables, which may hold personal data: {', '.join(raw)}", file=sys.stderr)
+        LOGGER.warning(f"register: raw tables, which may hold personal data: {', '.join(raw)}")
 
 
 def add_register_arguments(parser: argparse.ArgumentParser) -> None:

@@ -1,7 +1,6 @@
 """`penstock repair`: damaged and missing files of the tables of a run are built again, with the same digests."""
 
 import argparse
-import sys
 
 from jobs.arguments import Command, add_run, add_trust, add_verbose
 from jobs.recipe import check_functions, stored_recipe, warn_of_spark
@@ -9,6 +8,7 @@ from jobs.spark_session import SparkConfig, spark_session
 from pipeline.prepare import prepare
 from pipeline.repair import DamagedFile, find_damage, own_tables, owners_of, repair, steps_to_repair
 from schemas.locks import lock_tables
+from schemas.logs import LOGGER
 from schemas.manifest import check_folder
 from schemas.storage import Store
 
@@ -34,7 +34,7 @@ def repair_command(arguments: argparse.Namespace) -> int:
         number = sum(len(table.manifest.paths) for table in tables.values())
         print(f"{run.uri}: {number - len(damage)} of {number} files match their manifests")
         for other in owners_of(run):
-            print(f"{run.uri} uses tables of {other}; `penstock repair {other}` checks them", file=sys.stderr)
+            LOGGER.warning(f"{run.uri} uses tables of {other}; `penstock repair {other}` checks them")
         if not damage:
             return 0
         _list(damage)

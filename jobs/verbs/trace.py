@@ -1,7 +1,6 @@
 """`penstock trace`: the documents of an optimizer step, the steps that saw a document, and the original records."""
 
 import argparse
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +18,7 @@ from pipeline.stages import reasons_of_run
 from pipeline.tokens.streams import BUCKET_SEPARATOR
 from schemas.document_ids import ID_HELP, MIN_ID_DIGITS, resolve_doc_ids
 from schemas.errors import ConfigError, ContractError
+from schemas.logs import LOGGER
 from schemas.manifest import read_run
 from schemas.overrides import add_override_options
 from schemas.storage import Store
@@ -136,7 +136,7 @@ def _find_absent(answers: TraceAnswers, selector: str, arguments: Arguments) -> 
 
 def _stored_documents(run: Store, selector: str, arguments: Arguments) -> Iterator[dict[str, Any]]:
     """Yield up to `--limit` rows of `documents` with final verdicts, by URL (else its canonical form), domain or id."""
-    print("trace: not in the dataset; searching the table `documents`", file=sys.stderr)
+    LOGGER.info("trace: not in the dataset; searching the table `documents`")
     if selector == "domain":
         yield from find_documents(run, host_below(arguments.domain), _limit(arguments))
         return
@@ -218,7 +218,7 @@ def _find_documents(answers: TraceAnswers, selector: str, arguments: Arguments) 
     if selector == "domain":
         return answers.domain(arguments.domain, _limit(arguments))
     if arguments.contains:
-        print(f"trace: {describe_scan(answers.dataset)}", file=sys.stderr)
+        LOGGER.info(f"trace: {describe_scan(answers.dataset)}")
     return answers.containing(arguments.contains, _limit(arguments))
 
 

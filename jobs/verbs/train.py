@@ -15,6 +15,7 @@ from jobs.arguments import Command, add_overrides, add_run, number, whole
 from jobs.spark_session import worker_environment
 from schemas.errors import ConfigError
 from schemas.locks import lock_training
+from schemas.logs import LOGGER
 from schemas.overrides import override_words
 from schemas.paths import check_own_folders
 from schemas.storage import Store
@@ -187,7 +188,7 @@ def _in_torch(*command: str) -> int:
     try:
         return subprocess.run(program, env=worker_environment(), check=False).returncode
     except KeyboardInterrupt:
-        print("penstock: interrupted", file=sys.stderr)  # such a command does not resume
+        LOGGER.warning("penstock: interrupted")  # such a command does not resume
         return 128 + signal.SIGINT
 
 

@@ -4,7 +4,6 @@ Documents of one URL are decided first, then copies of one text. Each part count
 return to the parts that contain them, so the largest cluster costs one row per part.
 """
 
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -67,6 +66,7 @@ from pipeline.engine.stage import Drop
 from pipeline.engine.step import PartSources, StepContext, TableResult, combine_parts
 from pipeline.minhash.stage import SignatureConfig
 from schemas.ids import DOC_ID_BYTES
+from schemas.logs import LOGGER
 from schemas.manifest import TableVersion, part_key
 from schemas.removed import RemovedDocuments
 from schemas.storage import Store
@@ -147,11 +147,10 @@ def removed_before(inputs: Mapping[str, TableVersion]) -> tuple[RemovedDocuments
     found = [RemovedDocuments(table.folder.child("../..")) for table in runs.values()]
     for uri, removed in zip(runs, found):
         if not removed.are_all_known:
-            print(
+            LOGGER.warning(
                 f"dedup: not all documents that takedowns of {uri} removed can be recognized in this snapshot, because "
                 "near-duplicates were removed, or an earlier version of penstock made the certificate. Take them down "
-                "here too.",
-                file=sys.stderr,
+                "here too."
             )
     return tuple(each for each in found if each.certificates)
 

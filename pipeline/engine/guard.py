@@ -27,6 +27,7 @@ from pipeline.engine import watcher
 from pipeline.engine.isolation import (
     LIMITS,
     MEMORY_LIMIT,
+    Crashed,
     RecordLimits,
     Sandbox,
     lift_cpu_limit,
@@ -35,6 +36,7 @@ from pipeline.engine.isolation import (
     limit_memory,
 )
 from pipeline.engine.stage import Row, RowStep
+from schemas.logs import WORKER_LOGGER
 from schemas.paths import check_deletable
 from schemas.storage import Store
 
@@ -115,6 +117,8 @@ class RecordGuard:
         self._place = place
         self._watch = _watch_of_this_process(limits)
         self._watch.begin_part(*place)
+        for number in sorted(self._noted | {*self._readings}):
+            WORKER_LOGGER.warning(f"record {number}: an earlier process has ended on it", extra={"record": number})
         self._number = self._num_read = 0
         limit_memory(limits.memory_bytes)
 
@@ -125,17 +129,33 @@ class RecordGuard:
         """
         self._number += 1
         if self._all or self._number in self._noted:
-            return self._sandbox(row)
+            return self._alone(row)
         self._watch.begin_record(self._number)
         limit_cpu(self._limits.cpu_seconds)
         try:
             return self._function(dict(row))
         except MemoryError:
             self._sandbox.ends[MEMORY_LIMIT] += 1
+            self._warn("took more memory than the limit, and runs alone now", MEMORY_LIMIT)
         finally:
             lift_cpu_limit()
             self._watch.begin_record(0)
-        return self._sandbox(row)  # other records of the part may have taken the memory
+        return self._alone(row)  # other records of the part may have taken the memory
+
+    def _alone(self, row: Row) -> Row:
+        """Return the function's result for a record that runs in a child process, and log the children that it ends."""
+        before = self._sandbox.ends.copy()
+        try:
+            return self._sandbox(row)
+        except Crashed as error:
+            self._warn("is dropped as crashed", str(error))
+            raise
+        finally:
+            for cause, number in (self._sandbox.ends - before).items():
+                self._warn(f"has ended {number} process(es) in which it ran alone", cause)
+
+    def _warn(self, what: str, cause: str) -> None:
+        WORKER_LOGGER.warning(f"record {self._number} {what}: {cause}", extra={"record": self._number, "cause": cause})
 
     def read(self, rows: Iterable[Item], stream: Any) -> Iterator[Item]:
         """Yield what a reader yields, with the limits of a record on each step of it.

@@ -28,6 +28,7 @@ from pipeline.engine.stage import CPU, Drop, Row, RowStep
 from schemas.errors import ContractError, reading
 from schemas.ids import canonical_json
 from schemas.leases import check_before_delete, delete_files
+from schemas.logs import WORKER_LOGGER, log_fields
 from schemas.manifest import Counts, part_key
 from schemas.paths import check_deletable
 from schemas.storage import Store
@@ -365,7 +366,7 @@ def complete_part(
         places = dict.fromkeys(stored.files, folder) if places is None else places
         if _has_files(stored, places):
             return replace(stored, resumed=True)
-    result = replace(_timed(write), inputs=current_inputs())
+    result = replace(_timed(write, part_key(ordinal)), inputs=current_inputs())
     folder.write_atomic(name, canonical_json(result.to_json()))
     return replace(result, redone=stored is not None)
 
@@ -384,7 +385,7 @@ def _finished_part(
         found = replace(stored, files=files, resumed=True)
         if _has_files(found, places):
             return found
-    result = _timed(write)
+    result = _timed(write, key)
     paths = {table: finished.stored_path(file.path, places[table]) for table, file in result.files.items()}
     kept = replace(result, files={table: replace(file, path=paths[table]) for table, file in result.files.items()})
     finished.folder.write_atomic(finished.name, canonical_json(kept.to_json()))
@@ -410,11 +411,34 @@ def _has_files(result: PartResult, places: Mapping[str, Store]) -> bool:
     return all(place.fs.get_file_info(place.path(file.path)).size == file.bytes for place, file in files)
 
 
-def _timed(write: Callable[[], PartResult]) -> PartResult:
-    """Return the result of `write` with the code and the times that it took."""
-    started, began = time.process_time(), time.monotonic()
-    result = replace(write(), code=code_digest())
-    return replace(result, cpu_seconds=time.process_time() - started, wall_seconds=time.monotonic() - began)
+def _timed(write: Callable[[], PartResult], key: str) -> PartResult:
+    """Return the result of `write` with the code and the times that it took. Log when the part begins and ends."""
+    with log_fields(part=key):
+        WORKER_LOGGER.info("part begins")
+        started, began = time.process_time(), time.monotonic()
+        result = replace(write(), code=code_digest())
+        result = replace(result, cpu_seconds=time.process_time() - started, wall_seconds=time.monotonic() - began)
+        _log_result(result)
+    return result
+
+
+def _log_result(result: PartResult) -> None:
+    """Log the counts and times of a part, and the errors of its stages without their messages, which may quote text."""
+    for kind, entry in result.failures.errors.items():
+        WORKER_LOGGER.warning(
+            f"{entry['count']:,} record(s) are dropped as {FAILED}: {kind}",
+            extra={"cause": kind, "records": entry["count"]},
+        )
+    rows, seconds, cpu = result.counts, result.wall_seconds, result.cpu_seconds
+    WORKER_LOGGER.info(
+        f"part ends: {rows.rows_in:,} rows, {rows.rows_kept:,} kept, {seconds:.1f} s, {cpu:.1f} s of CPU time",
+        extra={
+            "rows": rows.rows_in,
+            "kept": rows.rows_kept,
+            "seconds": round(seconds, 3),
+            "cpu_seconds": round(cpu, 3),
+        },
+    )
 
 
 def part_results(folder: Store) -> list[str]:

@@ -1,11 +1,12 @@
 """The progress of a run: a live line, one line for each finished step, and the file `progress.json` in the run folder.
 
 The figures of a step that is under way are for display: they come from datagrams, accumulators and Spark's status. The
-figures of a finished step are those of its manifest. A terminal gets a line with a bar that is redrawn; a log file or a
-pipe gets a plain line every ten seconds. Both go to standard error.
+figures of a finished step are those of its manifest. A terminal gets a line with a bar that is redrawn; the log gets a
+record every ten seconds, with the figures as fields. Both go to standard error.
 """
 
 import json
+import logging
 import os
 import re
 import socket
@@ -17,11 +18,13 @@ from contextlib import contextmanager
 from contextvars import ContextVar, Token
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
-from typing import Literal, Protocol, Self, TextIO
+from functools import partial
+from typing import Any, Literal, Protocol, Self, TextIO
 
 import pyarrow as pa
 
 from pipeline.engine.live_counts import CountsAddress, CountsListener, WorkCounts
+from schemas.logs import LOGGER, log_fields, logs_json, uri_of
 from schemas.manifest import Counts
 from schemas.storage import Store
 from schemas.tables import DROPPED_BEFORE
@@ -55,6 +58,8 @@ have passed. Before that, the start of the workers dominates: a step of 3 s once
 row."""
 MAX_FRACTION = 0.99
 """Largest completed share that is shown while parts are incomplete."""
+LOGGED_FIGURES = ("rows", "bytes", "total_bytes", "parts", "total_parts", "seconds", "rate", "seconds_left")
+"""Figures of a running step that are fields of its records in the log."""
 SHOWN_REASONS = 3
 """Number of reasons that the line of a finished step names, besides those of the recipe's own rules and stages."""
 MAX_MESSAGE = 2000
@@ -174,11 +179,11 @@ class StatusFile:
 class LiveView(Protocol):
     """The display of a run: a line that changes, and lines that remain."""
 
-    def show(self, text: str, fraction: float | None, seconds: float) -> None:
-        """Show what is under way; `fraction`: None = not known; `seconds`: since this line was first shown."""
+    def show(self, text: str, fraction: float | None, figures: Mapping[str, Any]) -> None:
+        """Show what is under way; `fraction`: None = not known; `figures`: fields of a record about it."""
 
-    def say(self, text: str) -> None:
-        """Print lines that remain."""
+    def say(self, text: str, level: int, fields: Mapping[str, Any]) -> None:
+        """Print lines that remain. `fields`: those of a record about them."""
 
     def hide(self) -> None:
         """End the line that changes."""
@@ -187,21 +192,21 @@ class LiveView(Protocol):
         """End the display."""
 
 
-class PlainView:
-    """Plain lines for a log file or a pipe."""
+class LogView:
+    """Records of the log, for a log file or a pipe."""
 
-    def __init__(self, stream: TextIO):
-        self._stream, self._due = stream, FIRST_SECONDS
+    def __init__(self) -> None:
+        self._due = FIRST_SECONDS
 
-    def show(self, text: str, fraction: float | None, seconds: float) -> None:
-        """Print the line if ten seconds have passed since the last one."""
-        if seconds >= self._due:
-            self.say(text)
-            self._due = seconds + LINE_SECONDS
+    def show(self, text: str, fraction: float | None, figures: Mapping[str, Any]) -> None:
+        """Log the line if ten seconds have passed since the last one."""
+        if figures["seconds"] >= self._due:
+            self.say(text, logging.INFO, {**figures, "share": fraction})
+            self._due = figures["seconds"] + LINE_SECONDS
 
-    def say(self, text: str) -> None:
-        """Print lines."""
-        print(printable_block(text), file=self._stream, flush=True)
+    def say(self, text: str, level: int, fields: Mapping[str, Any]) -> None:
+        """Log lines as one record."""
+        LOGGER.log(level, text, extra=fields)
 
     def hide(self) -> None:
         """Start anew, with the next line after FIRST_SECONDS."""
@@ -227,12 +232,12 @@ class TerminalView:
         self._task = self._live.add_task("", total=None, visible=False)
         self._live.start()
 
-    def show(self, text: str, fraction: float | None, seconds: float) -> None:
+    def show(self, text: str, fraction: float | None, figures: Mapping[str, Any]) -> None:
         """Redraw the bar and the line."""
         total = None if fraction is None else 1.0
         self._live.update(self._task, description=printable(text), total=total, completed=fraction or 0.0, visible=True)
 
-    def say(self, text: str) -> None:
+    def say(self, text: str, level: int, fields: Mapping[str, Any]) -> None:
         """Print lines above the bar, with the first word and the reasons of drops in colour."""
         from rich.text import Text
 
@@ -251,9 +256,9 @@ class TerminalView:
 
 
 def open_view(stream: TextIO | None = None) -> LiveView:
-    """Return the display for a stream (None: standard error): TerminalView for a terminal, else PlainView."""
+    """Return the display for a stream (None: standard error): TerminalView for text on a terminal, else LogView."""
     stream = raw_stream(stream or sys.stderr)
-    return TerminalView(stream) if stream.isatty() else PlainView(stream)
+    return TerminalView(stream) if stream.isatty() and not logs_json() else LogView()
 
 
 @dataclass(frozen=True)
@@ -319,12 +324,13 @@ class Progress:
     def __init__(self, command: str, steps: Sequence[str], sources: CountSources, folder: Store | None = None):
         """`folder`: the run folder, which gets the status file; None = no file is written."""
         self._view = open_view()
+        self._fields = {} if folder is None else {"run": uri_of(folder.uri)}
         self._sources = sources
         self._steps = {name: StepStatus(name) for name in steps}
         self._status = RunStatus(
             FORMAT, command, os.getpid(), socket.gethostname(), _now(), _now(), steps=[*self._steps.values()]
         )
-        self._file = StatusFile(folder, self.say) if folder is not None else None
+        self._file = StatusFile(folder, partial(self.say, level=logging.WARNING)) if folder is not None else None
         self._step: StepStatus | None = None
         self._step_started = 0.0
         self._work = _Work(WorkTotal(), _nothing, 0.0)
@@ -356,10 +362,10 @@ class Progress:
         if self._file is not None:
             self._file.close()
 
-    def say(self, text: str) -> None:
-        """Print lines that remain, above the live line."""
+    def say(self, text: str, level: int = logging.INFO, **fields: Any) -> None:
+        """Log lines that remain, above the live line. `fields`: further ones of their record, such as `step`."""
         with self._lock:
-            self._view.say(text)
+            self._view.say(text, level, {**self._fields, **fields})
 
     @contextmanager
     def step(self, name: str) -> Iterator[StepStatus]:
@@ -368,7 +374,8 @@ class Progress:
             self._step = status = self._steps[name]
             status.state, self._step_started = "running", time.monotonic()
         self.begin_work("")
-        yield status
+        with log_fields(**self._fields, step=name):
+            yield status
         with self._lock:
             self._update()
             self._step = None
@@ -419,7 +426,7 @@ class Progress:
             with self._lock:
                 if self._step is not None:
                     self._update()
-                    self._view.show(self._line(self._step), self._fraction(), self._step.seconds)
+                    self._view.show(self._line(self._step), self._fraction(), self._logged(self._step))
                 self._write()
 
     def _update(self) -> None:
@@ -452,6 +459,15 @@ class Progress:
                 is_complete = step.total_parts is None or step.parts >= step.total_parts
                 return min(1.0 if is_complete else MAX_FRACTION, done / whole)
         return None
+
+    def _logged(self, step: StepStatus) -> dict[str, Any]:
+        """Return the fields of a record about a running step."""
+        return {
+            **self._fields,
+            "step": step.name,
+            **{name: getattr(step, name) for name in LOGGED_FIGURES},
+            "what": step.what or None,
+        }
 
     def _line(self, step: StepStatus) -> str:
         return progress_line(step, "tasks" if self._work.total.parts is None else "parts")
@@ -522,6 +538,14 @@ def reasons_text(dropped: Mapping[str, int], whole: int | None = None, named: Co
         return ", ".join(texts)
     others = "1 other reason" if len(rest) == 1 else f"{len(rest)} other reasons"
     return f"{', '.join(texts)} and {others} {amount(sum(count for _, count in rest))}"
+
+
+def step_fields(name: str, counts: Counts, seconds: float) -> dict[str, Any]:
+    """Return the fields of the record of a finished step, with the figures of its line."""
+    counts = without_earlier_drops(counts)
+    rows, kept = counts.rows_in, counts.rows_kept
+    figures = {"rows": rows, "kept": kept, "dropped": rows - kept, "reasons": largest(counts.dropped)}
+    return {"step": name, **figures, "seconds": seconds}
 
 
 def step_line(name: str, counts: Counts, seconds: float, named: Collection[str] = ()) -> str:

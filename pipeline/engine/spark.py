@@ -11,7 +11,6 @@ import json
 import os
 import re
 import shutil
-import sys
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager, nullcontext, suppress
@@ -27,6 +26,7 @@ from pyspark.sql import functions as F
 from pyspark.storagelevel import StorageLevel
 
 from pipeline.engine.code_digest import code_digest
+from pipeline.engine.failures import place_of
 from pipeline.engine.live_counts import CountsListener, PartMeter, WorkCounts, counting
 from pipeline.engine.part import INPUT_FILES, PartResult, PartResults, TaskResult, current_inputs, made_from
 from pipeline.engine.progress import CountSources, Progress, WorkTotal, current_progress
@@ -42,6 +42,8 @@ from pipeline.engine.results import (
 from pipeline.engine.step import StepContext
 from pipeline.engine.tasks import rows_of_tasks, unpack, unpacked
 from schemas.errors import ConfigError, ContractError, PenstockError, describe_storage_error
+from schemas.logs import LOGGER, WORKER_LOGGER, log_fields, logging_as, worker_log
+from schemas.manifest import part_key
 from schemas.storage import Store, describe_remote_error
 
 T = TypeVar("T")
@@ -68,7 +70,7 @@ def show_progress(
     try:
         listener = CountsListener((conf.get("spark.driver.bindAddress") or host).strip("[]"), host.strip("[]"))
     except OSError as error:
-        print(f"progress: rows inside a part are not shown, because no UDP port opened: {error}", file=sys.stderr)
+        LOGGER.warning(f"progress: rows inside a part are not shown, because no UDP port opened: {error}")
     sources = CountSources(listener, functools.partial(active_tasks, spark), spark.sparkContext.setJobDescription)
     open_port = closing(listener) if listener is not None else nullcontext()
     with open_port, Progress(command, steps, sources, folder) as shown:
@@ -136,6 +138,21 @@ class _Attempt:
     def after(self, answer: TaskResult) -> None:
         """Note the result of a part. The first attempt failed at the first part that it has not completed."""
         self.is_retry = self.is_retry and (self._number > 1 or bool(answer.get("resumed")))
+
+
+@contextmanager
+def _attempt_at(part: int, retried: bool) -> Iterator[None]:
+    """Log on a worker that a part is tried again, and what ends this attempt, without words that may quote data."""
+    with log_fields(part=part_key(part)):
+        if retried:
+            number = task_context().attemptNumber() + 1
+            WORKER_LOGGER.warning(f"attempt {number}: an earlier one failed or was lost", extra={"attempt": number})
+        try:
+            yield
+        except Exception as error:
+            cause = f"{type(error).__name__} at {place_of(error)}"
+            WORKER_LOGGER.warning(f"the attempt has failed: {cause}", extra={"cause": cause})
+            raise
 
 
 class _Job:
@@ -207,17 +224,18 @@ def gather_tasks(
     if current_progress() is None:  # outside of a run, such as in `penstock whatif`
         with show_progress(spark, label, [label]) as progress, progress.step(label):
             results = gather_tasks(spark, function, tasks, label, partitions, total)
-            progress.say(progress.last_line())
+            progress.say(progress.last_line(), step=label)
         return results
     rows, job = rows_of_tasks(spark, tasks, partitions), _Job(spark)
     shared, ended = rows.shared, job.ended
     size = WorkTotal(len(tasks), total.rows if total else None, total.bytes if total else None)
     address, inputs = _begin(label, size, job.poll), current_inputs()
+    log = worker_log(on_this_machine(spark))
 
     def work(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         attempt = _Attempt()
         for ordinal, task in unpacked(batches, shared):
-            with counting(address, ordinal), made_from(inputs):
+            with logging_as(log), counting(address, ordinal), made_from(inputs):
                 result, answer = ended.result(ordinal, functools.partial(function, task, attempt.is_retry))
             yield result
             if "error" in answer:
@@ -262,7 +280,8 @@ def run_parts(
 
     def write(task: tuple[int, T], retried: bool) -> TaskResult:
         number, own = task
-        return answer_of_part(function(own, retried), None if sources is None else sources[number])
+        with _attempt_at(number, retried):
+            return answer_of_part(function(own, retried), None if sources is None else sources[number])
 
     return results_of_parts(gather_tasks(build.spark, write, numbered, label, build.partitions, total))
 
@@ -298,10 +317,11 @@ def run_partitions(
     """
     job = _Job(frame.sparkSession)
     address, inputs, ended = _begin(what, WorkTotal(), job.poll) if what else None, current_inputs(), job.ended
+    log = worker_log(on_this_machine(frame.sparkSession))
 
     def work(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         number = task_context().partitionId()
-        with counting(address, number), made_from(inputs):
+        with logging_as(log), counting(address, number), made_from(inputs):
             result, _ = ended.result(number, functools.partial(function, number, batches))
         yield result
 
@@ -484,14 +504,16 @@ def run_part_writers(
     by_part, shared = _by_part(frame, tasks)
     job, sources, inputs = _Job(build.spark), build.part_sources, current_inputs()
     address, ended = _begin(what, WorkTotal(len(tasks)), job.poll), job.ended
+    log = worker_log(on_this_machine(build.spark))
 
     def write(task: T, own: Iterator[pa.RecordBatch], number: int, retried: bool) -> TaskResult:
-        return answer_of_part(function(task, own, retried), None if sources is None else sources[number])
+        with _attempt_at(number, retried):
+            return answer_of_part(function(task, own, retried), None if sources is None else sources[number])
 
     def work(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         attempt = _Attempt()
         for number, task, own in _each_part(batches, shared):
-            with counting(address, number), made_from(inputs):
+            with logging_as(log), counting(address, number), made_from(inputs):
                 result, answer = ended.result(number, functools.partial(write, task, own, number, attempt.is_retry))
             yield result
             if "error" in answer:

@@ -5,7 +5,6 @@ other stages measure all remaining documents, so that thresholds can be changed 
 """
 
 import functools
-import sys
 from collections.abc import Container, Generator, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import astuple, dataclass, replace
@@ -37,6 +36,7 @@ from pipeline.steps.several_extractors import COMPARED, STOPPED, TRIED, SeveralE
 from schemas.config import Recipe, Section
 from schemas.errors import ContractError
 from schemas.ids import is_in_share, shuffle_key
+from schemas.logs import LOGGER
 from schemas.storage import Store
 from schemas.tables import COMPARISONS, DOCUMENTS, META_CUT, META_FIELDS, META_NUMBERS, TEXT
 
@@ -123,7 +123,7 @@ def build_documents(build: StepContext) -> dict[str, TableResult]:
     if index is not None:
         figures = built["documents"].figures
         figures["evaluation_sets"] = set_sizes(index)
-        print(contamination_table(figures), file=sys.stderr)
+        LOGGER.info(contamination_table(figures))
     return built
 
 

@@ -6,7 +6,6 @@ documents. Shards are Arrow IPC files. A resumed step encodes all documents agai
 document, but writes only the shards that are not complete.
 """
 
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -39,6 +38,7 @@ from pipeline.tokens.streams import (
 from pipeline.tokens.tokenizer import TokenizerConfig, load_tokenizer
 from schemas.errors import ContractError
 from schemas.ids import shuffle_key
+from schemas.logs import LOGGER
 from schemas.manifest import Counts
 from schemas.mix import Mix, read_mix
 from schemas.older_tables import read_batches
@@ -129,7 +129,7 @@ def build_tokens(build: StepContext) -> dict[str, TableResult]:
         )
     figures = dataset_figures(build, contract, totals, mix)
     for line in describe_shortfalls(figures.get(MIX_RULE, {}), config.mix):
-        print(line, file=sys.stderr)
+        LOGGER.warning(line)
     plan = {name: -(-total.tokens // config.shard_tokens) for name, total in sorted(totals.items())}
     numbered = assign_shards(encoded.where(F.col("tokens").isNotNull()).drop("num_chars"), plan)
     folder = build.folders["tokens"]

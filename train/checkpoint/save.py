@@ -8,7 +8,6 @@ at the end of a run if the newest save has failed.
 import hashlib
 import io
 import os
-import sys
 import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -30,6 +29,7 @@ from torch.distributed.checkpoint.storage import WriteResult
 from torch.distributed.tensor import DTensor
 
 from schemas.errors import ContractError, PenstockError
+from schemas.logs import LOGGER
 from schemas.storage import Store
 from train.checkpoint.folder import (
     CHECKPOINTS,
@@ -391,4 +391,4 @@ class Saver:
 
     def _warn(self, text: str) -> None:
         if self._ranks.rank == 0:
-            print(f"penstock: {text}", file=sys.stderr, flush=True)
+            LOGGER.warning(f"penstock: {text}")

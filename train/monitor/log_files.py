@@ -5,7 +5,6 @@ contains each step once. The table is rewritten whole and atomically from column
 """
 
 import os
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, get_args
@@ -15,6 +14,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from schemas.errors import UNWRITABLE, ContractError
+from schemas.logs import LOGGER
 from schemas.storage import Store
 from train.monitor.metrics import METRICS_NAME, SCALARS, HeldoutMetrics, StepMetrics, read_metrics
 
@@ -75,7 +75,7 @@ class Journal:
             raise error
         if not self._refused:
             lines = f"{self._waiting.count(NEWLINE)} line(s) {outcome}"
-            print(f"penstock: {self._path}: {UNWRITABLE[error.errno]}; {lines}", file=sys.stderr, flush=True)
+            LOGGER.warning(f"penstock: {self._path}: {UNWRITABLE[error.errno]}; {lines}")
         self._refused = True
 
 
@@ -256,7 +256,7 @@ class MetricsLog:
             raise error
         if name not in self._problems:
             text = f"penstock: {self._run.path(name)}: {UNWRITABLE[error.errno]}; {outcome}"
-            print(text, file=sys.stderr, flush=True)
+            LOGGER.warning(text)
         self._problems.add(name)
 
 

@@ -5,12 +5,12 @@ Nothing is imported, wrapped or timed outside the steps of the setting `train.pr
 
 import os
 import re
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple, Self
 
 from schemas.errors import ConfigError, describe_storage_error
+from schemas.logs import LOGGER
 from schemas.storage import Store
 
 PROFILE_FOLDER = "train/profile"
@@ -112,4 +112,4 @@ class StepProfiler:
         except OSError as error:
             if describe_storage_error(error) is None:
                 raise
-            print(f"penstock: {self._run.path(name)}: not written: {error}", file=sys.stderr, flush=True)
+            LOGGER.warning(f"penstock: {self._run.path(name)}: not written: {error}")

@@ -6,7 +6,6 @@ A single process is a group of size 1 and runs the same code.
 import os
 import signal
 import socket
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -22,6 +21,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from schemas.errors import ConfigError, PenstockError
+from schemas.logs import LOGGER
 from train.config.layout import LayoutConfig
 from train.parallel.layout import axes_of
 
@@ -110,7 +110,7 @@ def ending_with_launcher() -> Iterator[None]:
     def watch() -> None:
         while not started.is_set():
             if os.getppid() != launcher:
-                print("penstock: the process that started this rank has ended", file=sys.stderr, flush=True)
+                LOGGER.error("penstock: the process that started this rank has ended")
                 os._exit(1)
             started.wait(WATCH_SECONDS)
 

@@ -15,7 +15,7 @@ from torch.distributed.elastic.multiprocessing.errors import ErrorHandler
 
 from schemas.errors import RESUMES, PenstockError
 from schemas.locks import lock_training
-from schemas.logs import print_error, printable_output
+from schemas.logs import LOGGER, print_error, printable_output
 from schemas.overrides import add_override_options
 from schemas.storage import Store
 from train.parallel.ranks import FirstRankFailed, Ranks, open_ranks, torchrun_placement
@@ -52,12 +52,12 @@ def main(argv: Sequence[str] | None = None) -> int:
                 raise
             # The rank that died has printed the reason, if it could; tracebacks of the other ranks would bury it.
             lost = LOST_CONNECTION.findall(str(error))[0]
-            print(f"penstock: rank {ranks.rank} lost its connection to another rank ({lost})", file=sys.stderr)
+            LOGGER.warning(f"penstock: rank {ranks.rank} lost its connection to another rank ({lost})")
             return 1
         except KeyboardInterrupt:
             code = 128 + signal.SIGINT
     if code == 128 + signal.SIGINT and torchrun_placement() is None:  # else `train.launch` prints it once
-        print(f"penstock: {RESUMES}", file=sys.stderr)
+        LOGGER.warning(f"penstock: {RESUMES}")
     return code
 
 
