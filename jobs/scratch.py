@@ -73,7 +73,7 @@ SPARK_LOGGER = LOGGER.getChild("spark")
 """The logger of the messages of Spark, if the log is JSON."""
 READ_SECONDS = 0.5
 """Time between two looks at the file with the messages of the JVM [s]."""
-LEVEL = re.compile(r"\b(WARN|ERROR|FATAL)\b")
+LEVEL = re.compile(r"\S+ \S+ (WARN|ERROR|FATAL) ")
 """The level in a message of Spark."""
 
 
@@ -114,7 +114,7 @@ def _log_line(line: str, everything: bool) -> None:
     if isinstance(values, dict) and str(values.get("logger")).startswith(LOGGER.name):
         HANDLER.write(printable_json(values))
     elif everything and line.strip():
-        level = LEVEL.search(line)
+        level = LEVEL.match(line)
         names = {"WARN": logging.WARNING, "ERROR": logging.ERROR, "FATAL": logging.CRITICAL}
         SPARK_LOGGER.log(names[level[1]] if level else logging.INFO, line)
 

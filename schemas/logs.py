@@ -240,9 +240,13 @@ def add_log_option(parser: argparse.ArgumentParser) -> None:
     )
 
 
+JSON_WORDS = (f"{OPTION}={JSON}",)
+"""The words after `train.start` by which a child process logs JSON lines."""
+
+
 def log_words() -> Sequence[str]:
-    """Return the words by which `train.start` gives the log of a child process the form that this one has."""
-    return [f"{OPTION}={JSON}"] if logs_json() else []
+    """Return the words after `train.start` by which the log of a child process has the form that this one's has."""
+    return JSON_WORDS if logs_json() else ()
 
 
 def show(text: str, level: int = logging.INFO, **fields: Any) -> None:

@@ -2,14 +2,16 @@
 
 Importing torch takes seconds, in which Ctrl-C would print a traceback. Here the program prints one sentence. After
 `--quiet`, it ends at once without one: the process that started it, such as torchrun for a rank, prints the sentence.
+After `--log-format=json`, the module logs JSON lines.
 """
 
 import runpy
 import signal
 import sys
+from itertools import takewhile
 
 from schemas.errors import RESUMES
-from schemas.logs import LOGGER, printable_output
+from schemas.logs import JSON, JSON_WORDS, LOGGER, TEXT, printable_output, set_log
 
 QUIET = "--quiet"
 
@@ -18,10 +20,11 @@ QUIET = "--quiet"
 def main() -> int:
     """Run the module that the command line names; return the exit code 130 after Ctrl-C."""
     words = sys.argv[1:]
-    is_quiet = words[:1] == [QUIET]
-    if is_quiet:
+    own = [*takewhile(lambda word: word in (QUIET, *JSON_WORDS), words)]
+    if QUIET in own:
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # also ends a rank that waits in a collective
-    sys.argv = words[is_quiet:]
+    set_log(JSON if {*JSON_WORDS} & {*own} else TEXT)
+    sys.argv = words[len(own) :]
     try:
         runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
     except KeyboardInterrupt:

@@ -15,7 +15,7 @@ from jobs.arguments import Command, add_overrides, add_run, number, whole
 from jobs.spark_session import worker_environment
 from schemas.errors import ConfigError
 from schemas.locks import lock_training
-from schemas.logs import LOGGER
+from schemas.logs import LOGGER, log_words, show
 from schemas.overrides import override_words
 from schemas.paths import check_own_folders
 from schemas.storage import Store
@@ -102,7 +102,7 @@ def train_command(arguments: Arguments) -> int:
                 f"nothing is started or moved; it would be {describe_replay(plan_replay(run, arguments.replay_from))}"
             )
             return 0
-        print(describe_replay(begin_replay(run, arguments.replay_from)), flush=True)
+        show(describe_replay(begin_replay(run, arguments.replay_from)))
     dataset = open_dataset(run)
     warn_of_replaced_tables([run])
     try:
@@ -123,12 +123,12 @@ def train_command(arguments: Arguments) -> int:
         options = {"nproc-per-node": arguments.ranks, "max-restarts": arguments.restarts}
         options["shutdown-timeout"] = SHUTDOWN_SECONDS
         torchrun = [word for name, value in options.items() for word in (f"--{name}", str(value))]
-        command = ["train.launch", "--standalone", *torchrun, "-m", "train.start", "--quiet", *command]
+        command = ["train.launch", "--standalone", *torchrun, "-m", "train.start", "--quiet", *log_words(), *command]
         # torchrun would set OMP_NUM_THREADS too, with a long warning; the ranks set their number of threads themselves.
         environment = {"OMP_NUM_THREADS": "1"} | environment
     # Replaces this process, so that signals and exit codes need not be passed on.
     sys.stdout.flush()
-    os.execve(sys.executable, [sys.executable, "-m", "train.start", *command], environment)
+    os.execve(sys.executable, [sys.executable, "-m", "train.start", *log_words(), *command], environment)
 
 
 def _dry_run(dataset: Dataset, settings: Settings, num_ranks: int) -> int:
@@ -184,7 +184,7 @@ def generate_command(arguments: Arguments) -> int:
 
 def _in_torch(*command: str) -> int:
     """Run a module of `train` in a child process and return its exit code, or 130 if it was interrupted."""
-    program = [sys.executable, "-m", "train.start", "--quiet", *command]
+    program = [sys.executable, "-m", "train.start", "--quiet", *log_words(), *command]
     try:
         return subprocess.run(program, env=worker_environment(), check=False).returncode
     except KeyboardInterrupt:

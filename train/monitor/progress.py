@@ -2,15 +2,18 @@
 
 Speed is that of the steps since the last line, without evaluation and checkpoints. The time left follows from the wall
 time of the last hundred steps, evaluation and checkpoints included. A terminal also shows a line that is overwritten
-about once a second.
+about once a second. If the log is JSON, the lines are its records, with their figures as fields.
 """
 
+import logging
 import os
 import sys
 import time
 from collections import deque
-from typing import TextIO
+from collections.abc import Mapping
+from typing import Any, TextIO
 
+from schemas.logs import LOGGER, logs_json
 from schemas.text import CLEAR, format_clock, printable, printable_block, raw_stream
 from train.monitor.metrics import StepMetrics
 
@@ -45,14 +48,23 @@ class ProgressPrinter:
         mark = ", ".join(filter(None, ("skipped" if record.skipped else "", mark)))
         due = record.step == self._steps or record.step % self._log_every == 0
         if due or mark or record.heldout_loss is not None:
-            self.print_line(self._line(record, mark))
+            figures = self._figures(record)
+            self.print_line(self._line(record, figures, mark), logging.INFO, **figures)
             self._since = []
-        elif self._columns and now - self._drawn >= REDRAW_SECONDS:
-            self._print(f"{CLEAR}{printable(self._line(record, mark))[: self._columns - 1]}", end="")
+        elif self._columns and not logs_json() and now - self._drawn >= REDRAW_SECONDS:
+            self._print(
+                f"{CLEAR}{printable(self._line(record, self._figures(record), mark))[: self._columns - 1]}", end=""
+            )
             self._temporary, self._drawn = True, now
 
-    def print_line(self, text: str) -> None:
-        """Print a permanent line of text; all other output of a run goes through this method."""
+    def print_line(self, text: str, level: int = logging.INFO, **fields: Any) -> None:
+        """Print a permanent line of text; all other output of a run goes through this method.
+
+        `level` and `fields`: those of its record, if the log is JSON.
+        """
+        if logs_json():
+            LOGGER.log(level, text, extra=fields)
+            return
         self._print(f"{CLEAR if self._temporary else ''}{printable_block(text)}")
         self._temporary, self._drawn = False, time.monotonic()
 
@@ -72,20 +84,31 @@ class ProgressPrinter:
             os.dup2(nowhere, self._stream.fileno())
             os.close(nowhere)
 
-    def _line(self, record: StepMetrics, mark: str) -> str:
+    def _figures(self, record: StepMetrics) -> dict[str, Any]:
+        """Return the figures of the line of a step, under the names of their fields in a record."""
         seconds = max(sum(step.step_seconds for step in self._since), 1e-9)
-        tokens = sum(step.tokens for step in self._since)
-        waited = sum(step.data_seconds for step in self._since)
+        mfu = sum((step.mfu or 0.0) * step.step_seconds for step in self._since) / seconds
+        return {
+            "optimizer_step": record.step,
+            "optimizer_steps": self._steps,
+            "loss": record.loss,
+            "heldout_loss": record.heldout_loss,
+            "tokens_per_second": sum(step.tokens for step in self._since) / seconds,
+            "mfu": None if record.mfu is None else mfu,
+            "data_share": sum(step.data_seconds for step in self._since) / seconds,
+            "seconds_left": self._seconds_of_step() * (self._steps - record.step),
+        }
+
+    def _line(self, record: StepMetrics, figures: Mapping[str, Any], mark: str) -> str:
         loss = "not finite" if record.loss is None else f"{record.loss:.4f}"
         parts = [f"step {record.step:,}/{self._steps:,}", f"loss {loss}"]
         if record.heldout_loss is not None:
             parts.append(f"held-out {record.heldout_loss:.4f}")
-        parts.append(f"{tokens / seconds:,.0f} tokens/s")
-        if record.mfu is not None:
-            mfu = sum((step.mfu or 0.0) * step.step_seconds for step in self._since) / seconds
-            parts.append(f"MFU {100 * mfu:.1f} %")
-        parts.append(f"data {100 * waited / seconds:.1f} %")
-        parts.append(f"{format_clock(self._seconds_of_step() * (self._steps - record.step))} left")
+        parts.append(f"{figures['tokens_per_second']:,.0f} tokens/s")
+        if figures["mfu"] is not None:
+            parts.append(f"MFU {100 * figures['mfu']:.1f} %")
+        parts.append(f"data {100 * figures['data_share']:.1f} %")
+        parts.append(f"{format_clock(figures['seconds_left'])} left")
         return "  ".join(parts) + (f"  <- {mark}" if mark else "")
 
     def _seconds_of_step(self) -> float:

@@ -3,11 +3,11 @@
 `-m train.pretrain` is the same, but Python then searches the current folder first, and a `train.py` there hides ours.
 """
 
-import argparse
 import os
 import re
 import signal
 import sys
+from argparse import SUPPRESS
 from collections.abc import Sequence
 from contextlib import ExitStack
 
@@ -15,7 +15,7 @@ from torch.distributed.elastic.multiprocessing.errors import ErrorHandler
 
 from schemas.errors import RESUMES, PenstockError
 from schemas.locks import lock_training
-from schemas.logs import LOGGER, print_error, printable_output
+from schemas.logs import LOGGER, LoggedParser, add_log_option, add_log_settings, print_error, printable_output, uri_of
 from schemas.overrides import add_override_options
 from schemas.storage import Store
 from train.parallel.ranks import FirstRankFailed, Ranks, open_ranks, torchrun_placement
@@ -28,18 +28,21 @@ LOST_CONNECTION = re.compile(r"[Cc]onnection (?:closed|reset) by peer|Broken pip
 @printable_output()
 def main(argv: Sequence[str] | None = None) -> int:
     """Parse the arguments and train; return the exit code, which is 2 for an error that the user can fix."""
-    parser = argparse.ArgumentParser(prog="train.pretrain", description="Train on the token dataset of a run folder.")
+    parser = LoggedParser(prog="train.pretrain", description="Train on the token dataset of a run folder.")
     # On Python 3.11 torchrun rejects `--run` as an abbreviation of its `--run-path`, so the folder may be positional.
     folder = parser.add_mutually_exclusive_group(required=True)
-    folder.add_argument("run", nargs="?", default=argparse.SUPPRESS, metavar="RUN", help="run folder with the tokens")
-    folder.add_argument("--run", dest="run", default=argparse.SUPPRESS, metavar="RUN", help="the same")
+    folder.add_argument("run", nargs="?", default=SUPPRESS, metavar="RUN", help="run folder with the tokens")
+    folder.add_argument("--run", dest="run", default=SUPPRESS, metavar="RUN", help="the same")
     add_override_options(parser)
+    add_log_option(parser)
     arguments = parser.parse_args(argv)
     run = Store(arguments.run)
+    add_log_settings(run=uri_of(arguments.run), step="train")
     ranks: Ranks | None = None
     with ExitStack() as held:
         try:
             ranks = held.enter_context(open_ranks())
+            add_log_settings(run=uri_of(arguments.run), step="train", rank=ranks.rank)
             ranks.on_first(lambda: held.enter_context(lock_training(run, "penstock train")))
             code = train(run, arguments.overrides, ranks)
         except PenstockError as error:

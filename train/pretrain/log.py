@@ -1,5 +1,6 @@
 """The log of a training run: the guard's state on every rank; metrics, events and the progress line on rank 0."""
 
+import logging
 from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
@@ -90,10 +91,10 @@ class TrainingLog:
         if self._log is not None:
             self._events.append(*events)
 
-    def print_line(self, text: str) -> None:
-        """Print a line of text, on rank 0."""
+    def print_line(self, text: str, level: int = logging.INFO) -> None:
+        """Print a line of text, on rank 0. `level`: that of its record, if the log is JSON."""
         if self._log is not None:
-            self._progress.print_line(text)
+            self._progress.print_line(text, level)
 
     # -------------------------------------------------------------------------------------------------------- a step
 
@@ -130,7 +131,8 @@ class TrainingLog:
         # After a rewind the step has other documents, and a trace shows those.
         rewinds = self._setup.settings.guard.rewinds
         command = f"`penstock trace {self._setup.run.uri} --step {step}` shows all, with their losses "
-        self.print_line(f"{describe_spike(event)}: {'all with their losses ' if rewinds else command}in {EVENTS_NAME}")
+        where = f"{'all with their losses ' if rewinds else command}in {EVENTS_NAME}"
+        self.print_line(f"{describe_spike(event)}: {where}", logging.WARNING)
 
     def write(self, record: StepMetrics) -> None:
         """Write the metrics line of a step and show its progress."""
@@ -181,7 +183,8 @@ class TrainingLog:
         self.guard = after_rewind(self.guard, restored)
         self.heldout = tuple((made, loss) for made, loss in self.heldout if made <= to_step)
         added = f"; {QUARANTINE_NAME} has {len(doc_ids)} more document(s)" if doc_ids else ""
-        self.print_line(f"step {step}: back to step {to_step}, {len(samples)} samples are skipped from now on{added}")
+        text = f"step {step}: back to step {to_step}, {len(samples)} samples are skipped from now on{added}"
+        self.print_line(text, logging.WARNING)
 
 
 def spike_of(step: int, loss: float, grad_norm: float, known: Bands) -> Spike | None:

@@ -12,6 +12,7 @@ from contextlib import ExitStack
 import torch
 
 from schemas.errors import ContractError
+from schemas.logs import show
 from schemas.storage import Store
 from train.checkpoint.folder import CheckpointMetadata
 from train.monitor.events import Interrupted
@@ -128,5 +129,5 @@ def train(run: Store, overrides: Sequence[str], ranks: Ranks) -> int:
     Return the exit code of `pretrain`, or 0 for a complete run.
     """
     setup = prepare(run, overrides, ranks)
-    ranks.on_first(lambda: print("already trained to the end" if setup.done else describe(setup), flush=True))
+    ranks.on_first(lambda: show("already trained to the end" if setup.done else describe(setup)))
     return 0 if setup.done else pretrain(setup, ranks)

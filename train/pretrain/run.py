@@ -1,10 +1,12 @@
 """A training run in progress: its batches, model, log, checkpoints, evaluation and rewinds."""
 
+import logging
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 
+from schemas.logs import show
 from train.checkpoint.folder import CheckpointMetadata, identify, list_checkpoints
 from train.checkpoint.save import Saver
 from train.data.batches import Prefetch
@@ -79,10 +81,10 @@ class TrainingRun:
         same = not checkpoint.layout.differences(self.setup.layout)
         if dropped := self.learner.load_checkpoint(self.setup.run, checkpoint, same):
             self._ranks.on_first(
-                lambda: print(
+                lambda: show(
                     f"penstock: {checkpoint.name} was computed in another layout: the compression state stored there "
                     f"is dropped ({len(dropped)} tensors)",
-                    flush=True,
+                    logging.WARNING,
                 )
             )
 
@@ -153,7 +155,8 @@ class TrainingRun:
         try:
             self.record.sync()
         except OSError as error:
-            self.record.print_line(f"penstock: metrics end before the checkpoint of step {self.step}: {error}")
+            text = f"penstock: metrics end before the checkpoint of step {self.step}: {error}"
+            self.record.print_line(text, logging.WARNING)
         checkpoint = CheckpointMetadata(
             step=self.step,
             identity=identify(self.setup.dataset, self.setup.plan, self.batches.order.skip),

@@ -4,6 +4,7 @@ Rank 0 checks for all ranks, so that each error is printed once and no rank wait
 """
 
 import json
+import logging
 import subprocess
 import sys
 import tempfile
@@ -15,6 +16,7 @@ import torch
 from pydantic import TypeAdapter
 
 from schemas.errors import ConfigError, ContractError
+from schemas.logs import log_words, show
 from schemas.overrides import override_words
 from schemas.paths import check_own_folders
 from schemas.storage import Store
@@ -114,7 +116,8 @@ def check_run(run: Store, overrides: Sequence[str], ranks: Ranks) -> tuple[Plan,
     write_plan(run, plan.model_copy(update={"settings": _stored(settings), "layouts": planned_layouts(run)}))
     if not done:
         lines = [*lines, *unknown_peak(settings, here)]
-        print("".join(f"penstock: {line}\n" for line in lines), end="", flush=True)
+        for line in lines:
+            show(f"penstock: {line}", logging.WARNING)
     return plan, checkpoint, done
 
 
@@ -151,7 +154,7 @@ def call_planner(run: Store, overrides: Sequence[str], here: RunDevices) -> tupl
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "plan.json"
         # -P: a `train.py` in the current folder does not hide ours.
-        command = [sys.executable, "-P", "-m", "train.start", "--quiet", "train.plan", run.uri]
+        command = [sys.executable, "-P", "-m", "train.start", "--quiet", *log_words(), "train.plan", run.uri]
         command += ["--devices", devices, "--out", str(out), *words]
         code = subprocess.run(command, check=False).returncode
         if code not in (0, 2) or not out.exists():
