@@ -72,11 +72,11 @@ class JsonLines(logging.Formatter):
         """Return the line of a record."""
         fields = fields_of(record)
         line = {"time": _time_of(record), "level": record.levelname, **{name: fields.pop(name) for name in ALWAYS}}
-        line["message"] = without_secrets(record.getMessage().removeprefix(PREFIX))
+        line["message"] = _without_secrets(record.getMessage().removeprefix(PREFIX))
         line |= {**fields, "logger": record.name}
         if record.exc_info and (error := record.exc_info[1]) is not None:
             line["error"] = type(error).__name__
-            line["traceback"] = without_secrets("".join(traceback.format_exception(error)))
+            line["traceback"] = _without_secrets("".join(traceback.format_exception(error)))
         return printable_json(line)
 
 
@@ -84,6 +84,11 @@ def fields_of(record: logging.LogRecord) -> dict[str, Any]:
     """Return the fields of a record: those of the process, of the block that logs it, and its own."""
     own = {name: value for name, value in vars(record).items() if name not in OF_EVERY_RECORD}
     return {**ALWAYS, **_SETTINGS.fields, **_FIELDS.get(), **own}
+
+
+def _without_secrets(text: str) -> str:
+    """Return a text of several lines in which each word that may hold a secret is replaced."""
+    return "\n".join(map(without_secrets, text.split("\n")))
 
 
 def _time_of(record: logging.LogRecord) -> str:

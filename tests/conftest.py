@@ -4,8 +4,10 @@ An environment without Spark has the training half alone, such as a GPU's image:
 is missing there are skipped, with its name. Where Spark is installed a missing package is an error.
 """
 
+import json
 import os
 import signal
+from collections.abc import Callable, Iterator
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -149,6 +151,16 @@ def spark():
     session.conf.set("spark.sql.codegen.factoryMode", "NO_CODEGEN")
     yield session
     session.stop()
+
+
+@pytest.fixture
+def json_lines(capsys: pytest.CaptureFixture[str]) -> Iterator[Callable[[], list[dict[str, Any]]]]:
+    """The log of this process as JSON lines; the function returns the objects that were logged since the last call."""
+    from schemas.logs import JSON, TEXT, set_log
+
+    set_log(JSON)
+    yield lambda: [json.loads(line) for line in capsys.readouterr().err.split("\n")[:-1]]
+    set_log(TEXT)
 
 
 @pytest.fixture(scope="session")

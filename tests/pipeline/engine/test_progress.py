@@ -3,8 +3,10 @@
 import io
 import itertools
 import json
+import logging
 import re
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,7 @@ from pipeline.engine.live_counts import WorkCounts
 from pipeline.engine.progress import (
     PROGRESS_NAME,
     CountSources,
-    PlainView,
+    LogView,
     Progress,
     StatusFile,
     StepStatus,
@@ -27,9 +29,11 @@ from pipeline.engine.progress import (
     progress_line,
     reasons_text,
     seconds_left,
+    step_fields,
     step_line,
 )
 from schemas.errors import ConfigError
+from schemas.logs import LOGGER, TEXT, set_log
 from schemas.manifest import Counts
 from schemas.storage import Store
 
@@ -92,15 +96,38 @@ def test_reasons_are_ranked_with_shares() -> None:
 # ------------------------------------------------------------------------------------------------------- the displays
 
 
-def test_a_log_gets_a_line_after_two_seconds_and_then_every_ten() -> None:
-    stream = io.StringIO()
-    view = PlainView(stream)
+def test_a_log_gets_a_line_after_two_seconds_and_then_every_ten(capsys: pytest.CaptureFixture[str]) -> None:
+    view = LogView()
     for seconds in range(25):
-        view.show(f"at {seconds}", None, float(seconds))
+        view.show(f"at {seconds}", None, {"seconds": float(seconds)})
     view.hide()
-    view.show("next step", None, 1.0)
-    view.say("done")
-    assert stream.getvalue().splitlines() == ["at 2", "at 12", "at 22", "done"]
+    view.show("next step", None, {"seconds": 1.0})
+    view.say("done", logging.INFO, {})
+    assert capsys.readouterr() == ("", "at 2\nat 12\nat 22\ndone\n")
+
+
+def test_the_figures_of_a_running_and_of_a_finished_step_are_fields_of_their_records(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, json_lines: Callable[[], list[dict[str, Any]]]
+) -> None:
+    for name in ("FIRST_SECONDS", "REDRAW_SECONDS"):
+        monkeypatch.setattr(module, name, 0.01)
+    steps = ["documents"]
+    with Progress("penstock run", steps, CountSources(), Store(str(tmp_path))) as progress:
+        with progress.step("documents"):
+            LOGGER.warning("a warning")
+            progress.begin_work("read", WorkTotal(4, bytes=100), lambda: WorkCounts(50, 25, 1))
+            time.sleep(0.1)
+        progress.say(step_line("documents", COUNTS, 4.2), **step_fields("documents", COUNTS, 4.2))
+    warning, *_, running, finished = json_lines()
+    names = ("run", "step", "part", "message")
+    assert [warning[name] for name in names] == [str(tmp_path), "documents", None, "a warning"]
+    assert (running["run"], running["step"], running["what"]) == (str(tmp_path), "documents", "read")
+    assert (running["rows"], running["bytes"], running["total_bytes"]) == (50, 25, 100)
+    assert (running["parts"], running["total_parts"], running["share"]) == (1, 4, 0.25)
+    assert running["rate"] > 0 < running["seconds"]
+    assert (finished["run"], finished["step"], finished["seconds"]) == (str(tmp_path), "documents", 4.2)
+    assert (finished["rows"], finished["kept"], finished["dropped"]) == (100, 60, 40)
+    assert finished["reasons"]["language/other"] == 12
 
 
 class Terminal(io.StringIO):
@@ -118,9 +145,9 @@ def on_terminal(monkeypatch: pytest.MonkeyPatch, **environment: str) -> str:
     stream = Terminal()
     view = open_view(stream)
     assert isinstance(view, TerminalView)
-    view.show("documents  1/2 parts", 0.5, 3.0)
+    view.show("documents  1/2 parts", 0.5, {"seconds": 3.0})
     time.sleep(0.3)
-    view.say("documents  9 rows, 8 kept, 1 dropped: source/not_html 1  (1.0 s)")
+    view.say("documents  9 rows, 8 kept, 1 dropped: source/not_html 1  (1.0 s)", logging.INFO, {})
     view.close()
     return stream.getvalue()
 
@@ -138,8 +165,10 @@ def test_no_color_is_honoured(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not re.search(r"\x1b\[[0-9;]*3[0-9]m", shown)
 
 
-def test_a_pipe_gets_plain_lines() -> None:
-    assert isinstance(open_view(io.StringIO()), PlainView)
+def test_a_pipe_gets_records_and_so_does_a_terminal_with_json(json_lines: object) -> None:
+    assert isinstance(open_view(Terminal()), LogView)
+    set_log(TEXT)
+    assert isinstance(open_view(io.StringIO()), LogView)
 
 
 # ------------------------------------------------------------------------------------------------- figures and file
