@@ -1,7 +1,9 @@
 """The same run through spark-submit on a standalone master with two workers, and runs whose processes are killed."""
 
+import json
 import os
 import random
+import re
 import shutil
 import signal
 import socket
@@ -136,6 +138,33 @@ def test_spark_submit_takes_the_real_pages_and_gives_the_embedded_runs_bytes(sha
     assert len(list(tmp_path.glob("work*/app-*/*"))) >= 2  # both workers had an executor
     for table in read_run(Store(str(tmp_path / "run"))).tables:
         assert digest(tmp_path / "run", table) == digest(tmp_path / "embedded", table), table
+
+
+@pytest.mark.parametrize("form", ["text", "json"])
+def test_executors_log_their_parts_to_their_own_standard_error(form, crawl, tmp_path):
+    run = tmp_path / "run"
+    job = [str(ROOT / "jobs" / "run_stage.py"), "documents", *command(run, f"{crawl}/*.warc.gz"), "--log-format", form]
+    with standalone(tmp_path, workers=2) as master:
+        words = [*submission(master, [])[:-1], *job]
+        # spark-submit prints what the driver writes to its standard error on its standard output.
+        done = subprocess.run(words, env=ENVIRONMENT, check=True, timeout=300, stdout=subprocess.PIPE, text=True)
+    driver = done.stdout
+    lines = [line for log in tmp_path.glob("work*/app-*/*/stderr") for line in log.read_text().splitlines()]
+    parts = [f"part-{number:05d}" for number in range(len([*crawl.glob("*.warc.gz")]))]
+    if form == "json":
+        found = [json.loads(line) for line in lines if line.startswith('{"time": ')]
+        assert {(line["run"], line["step"]) for line in found} == {(str(run), "documents")}
+        assert sorted(line["part"] for line in found if line["message"] == "part begins") == parts
+        assert sorted(line["part"] for line in found if "cpu_seconds" in line) == parts
+        assert sum(line["rows"] for line in found if "cpu_seconds" in line) > 500
+        own = [json.loads(line) for line in driver.splitlines() if line.startswith('{"time": ')]
+        assert [line["step"] for line in own if "reasons" in line] == ["documents"]
+    else:
+        pattern = rf"\S+Z INFO {re.escape(str(run))} documents (part-\d+): part (begins|ends: .* of CPU time)"
+        found = [match for line in lines if (match := re.fullmatch(pattern, line))]
+        assert sorted(match[1] for match in found) == sorted(2 * parts)
+        assert re.search(r"^documents  [\d,]+ rows, [\d,]+ kept, ", driver, re.MULTILINE)
+    assert "part begins" not in driver
 
 
 def kill_a_worker(process: subprocess.Popen[bytes]) -> None:
