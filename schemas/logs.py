@@ -150,6 +150,14 @@ def add_log_settings(verbose: bool = False, **fields: Any) -> None:
     set_log(_SETTINGS.form, verbose, **fields)
 
 
+def format_libraries() -> None:
+    """Make JSON lines of what libraries log through handlers of their own, such as torch, if the log is JSON."""
+    loggers = [*logging.root.manager.loggerDict.values()] if logs_json() else []
+    for handler in (each for logger in loggers for each in getattr(logger, "handlers", ())):
+        if isinstance(handler, logging.StreamHandler):
+            handler.setFormatter(JsonLines())
+
+
 def logs_json() -> bool:
     """Return True if the log of this process consists of JSON lines."""
     return _SETTINGS.form == JSON

@@ -26,7 +26,7 @@ from torch.distributed.elastic.rendezvous import (
 from torch.distributed.run import main as torchrun
 
 from schemas.errors import RESUMES
-from schemas.logs import LOGGER
+from schemas.logs import LOGGER, format_libraries
 from train.parallel.ranks import LOOPBACK, name_launcher
 
 SIGNAL_LOGGERS = ("torch.distributed.elastic.agent.server.api", "torch.distributed.elastic.multiprocessing.api")
@@ -101,6 +101,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     rendezvous_handler_registry.register(LoopbackRendezvous.backend, _create_loopback)
     for name in SIGNAL_LOGGERS:
         logging.getLogger(name).setLevel(logging.ERROR)
+    format_libraries()
     name_launcher()
     with tempfile.TemporaryDirectory() as errors:
         try:

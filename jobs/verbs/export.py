@@ -29,7 +29,7 @@ from pipeline.export.shards import COMPRESSIONS
 from pipeline.stages import unmeasured_columns
 from schemas.config import Recipe
 from schemas.errors import ConfigError
-from schemas.logs import LOGGER
+from schemas.logs import LOGGER, log_words
 from schemas.storage import Store
 from schemas.text import format_bytes
 from schemas.versions import open_run_to_read
@@ -97,7 +97,8 @@ def export_command(arguments: Arguments) -> int:
     check_export(arguments)
     if arguments.format == "huggingface":
         step = [] if arguments.step is None else ["--step", str(arguments.step)]
-        command = [sys.executable, "-m", "train.export.llama", arguments.run, "--out", arguments.out, *step]
+        program = [sys.executable, "-m", "train.start", "--quiet", *log_words(), "train.export.llama"]
+        command = [*program, arguments.run, "--out", arguments.out, *step]
         return subprocess.run(command, env=worker_environment(), check=False).returncode
     if arguments.format == "megatron":
         return _export_megatron(arguments)

@@ -1,14 +1,17 @@
 """The exit code of `train.launch`: that of its ranks, and success for a run that stopped as requested."""
 
+import json
 import os
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from tests.support.paths import ROOT
 from tests.support.tiny_runs import make_run
 
 pytestmark = pytest.mark.dist
@@ -117,3 +120,41 @@ def test_no_port_of_a_local_run_is_open_to_other_machines(tmp_path: Path, local:
     assert process.wait(60) == 0, (tmp_path / "printed").read_text()
     assert LOOPBACK_HEX in seen or not local
     assert (seen == {LOOPBACK_HEX}) == local
+
+
+def lines_of(command: list[str], code: int) -> tuple[list[dict[str, Any]], str]:
+    """The JSON lines that a command prints on its standard error, and its standard output."""
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, "-m", *command], env=environment, capture_output=True, text=True, timeout=240, check=False
+    )
+    assert done.returncode == code, done.stderr
+    return [json.loads(line) for line in done.stderr.splitlines()], done.stdout
+
+
+def test_the_log_of_ranks_is_json_lines_with_the_figures_of_steps(tmp_path: Path) -> None:
+    run = str(make_run(tmp_path / "run"))
+    settings = ["--set", "train.steps=4", "--set", "train.log_every=2"]
+    lines, out = lines_of(["jobs.cli", "train", run, "--ranks", "2", *settings, "--log-format", "json"], 0)
+    assert {(line["run"], line["step"], line["rank"]) for line in lines} == {(run, "train", 0)}
+    assert "parameters on 2 x cpu" in lines[0]["message"]
+    steps = [line for line in lines if "optimizer_step" in line]
+    assert [line["optimizer_step"] for line in steps] == [2, 4]
+    for line in steps:
+        assert line["message"].startswith(f"step {line['optimizer_step']}/4  loss {line['loss']:.4f}  ")
+        assert line["tokens_per_second"] > 0 <= line["seconds_left"]
+    assert out.startswith("trained: 4 steps, ")
+    assert out.count("\n") == 1
+
+
+def test_an_error_of_a_rank_is_one_json_line(tmp_path: Path) -> None:
+    run = str(make_run(tmp_path / "run"))
+    start = ["train.start", "--log-format=json"]
+    launch = [*start, "train.launch", "--standalone", "--nproc-per-node", "2", "-m", "train.start", "--quiet"]
+    lines, out = lines_of([*launch, start[1], "train.pretrain", run, "--set", "nonsense.x=1"], 2)
+    (line,) = [line for line in lines if line["logger"] == "penstock"]
+    assert (line["level"], line["error"], line["rank"], line["run"]) == ("ERROR", "ConfigError", 0, run)
+    assert "[nonsense]: no such section" in line["message"]
+    others = {line["logger"] for line in lines} - {"penstock"}
+    assert all(name.startswith("torch.distributed.elastic.") for name in others)
+    assert out == ""

@@ -15,7 +15,16 @@ from torch.distributed.elastic.multiprocessing.errors import ErrorHandler
 
 from schemas.errors import RESUMES, PenstockError
 from schemas.locks import lock_training
-from schemas.logs import LOGGER, LoggedParser, add_log_option, add_log_settings, print_error, printable_output, uri_of
+from schemas.logs import (
+    LOGGER,
+    LoggedParser,
+    add_log_option,
+    add_log_settings,
+    format_libraries,
+    print_error,
+    printable_output,
+    uri_of,
+)
 from schemas.overrides import add_override_options
 from schemas.storage import Store
 from train.parallel.ranks import FirstRankFailed, Ranks, open_ranks, torchrun_placement
@@ -38,6 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     run = Store(arguments.run)
     add_log_settings(run=uri_of(arguments.run), step="train")
+    format_libraries()
     ranks: Ranks | None = None
     with ExitStack() as held:
         try:
