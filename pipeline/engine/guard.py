@@ -136,10 +136,10 @@ class RecordGuard:
             return self._function(dict(row))
         except MemoryError:
             self._sandbox.ends[MEMORY_LIMIT] += 1
-            self._warn("took more memory than the limit, and runs alone now", MEMORY_LIMIT)
         finally:
             lift_cpu_limit()
             self._watch.begin_record(0)
+        self._warn("got no memory, and is tried alone", MEMORY_LIMIT)
         return self._alone(row)  # other records of the part may have taken the memory
 
     def _alone(self, row: Row) -> Row:

@@ -57,7 +57,7 @@ def grown(spark, archives: Path, tmp_path_factory: pytest.TempPathFactory) -> tu
     folder = tmp_path_factory.mktemp("grown") / "run"
     run_on(spark, archives, folder, "demo-00[01]")
     said: list[str] = []
-    with mock.patch("pipeline.engine.progress.Progress.say", lambda self, line: said.append(line)):
+    with mock.patch("pipeline.engine.progress.Progress.say", lambda self, line, **fields: said.append(line)):
         run_on(spark, archives, folder)
     return folder, said
 

@@ -451,6 +451,17 @@ def environment(modules: Modules) -> list[str]:
     return found
 
 
+def standard_error(modules: Modules) -> list[str]:
+    """What is no result is a record of `schemas.logs`, so that a line has its time, level, run, step and part."""
+    return [
+        f"{module.path}:{node.lineno}: prints to standard error, where lines are records of schemas.logs"
+        for module in modules
+        for node in ast.walk(module.tree)
+        if isinstance(node, ast.keyword) and node.arg == "file" and name_of(node.value) == "sys.stderr"
+        if module.name != "schemas.logs"
+    ]
+
+
 def swallowed(modules: Modules) -> list[str]:
     """An exception is handled by name, or passed on; silence is never the answer."""
     broad = {"Exception", "BaseException"}
@@ -706,6 +717,12 @@ RULES: list[tuple[Rule, dict[str, str], dict[str, str], list[str]]] = [
             "train/a.py:2: os.environ outside jobs/spark_session.py",
             "train/b.py:1: os.getenv outside jobs/spark_session.py",
         ],
+    ),
+    (
+        standard_error,
+        {"schemas/logs.py": "print(1, file=sys.stderr)", "train/a.py": "print(1, file=lines)\nLOGGER.info(1)"},
+        {"train/a.py": "\nprint(1, flush=True, file=sys.stderr)"},
+        ["train/a.py:2: prints to standard error, where lines are records of schemas.logs"],
     ),
     (
         swallowed,

@@ -16,6 +16,7 @@ import pytest
 from pipeline.engine import guard as guards
 from pipeline.engine.guard import MANY_NOTES, RecordGuard, delete_notes, note_folder, noted_records
 from pipeline.engine.isolation import Crashed, RecordLimits, counted_seconds, lift_cpu_limit, limit_cpu
+from schemas.logs import WorkerLog, logging_as
 from schemas.storage import Store
 from tests.support.paths import ROOT
 
@@ -124,12 +125,14 @@ def hungry(row):
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux limits mapped memory")
 @pytest.mark.parametrize("do", ["python", "arrow"])
-def test_a_record_that_needs_more_memory_than_the_limit_is_the_only_one_dropped(tmp_path, do):
+def test_a_record_that_needs_more_memory_than_the_limit_is_the_only_one_dropped(tmp_path, do, json_lines):
     before = resource.getrlimit(resource.RLIMIT_DATA)
     guard = RecordGuard(hungry, (Store(str(tmp_path)), KEY), False, RecordLimits(memory_bytes=1 << 30))
     assert guard({"do": "ok"})["pid"] == os.getpid()
-    with pytest.raises(Crashed, match="memory_limit"):
+    with pytest.raises(Crashed, match="memory_limit"), logging_as(WorkerLog("json", {"step": "documents"})):
         guard({"do": do})
+    logged = [(line["level"], line["step"], line["record"], line["cause"]) for line in json_lines()]
+    assert logged == 3 * [("WARNING", "documents", 2, "memory_limit")]
     assert guard({"do": "ok"})["pid"] == os.getpid()
     assert guard.ends == {"memory_limit": 3}  # here, and twice alone
     guard.close()

@@ -217,7 +217,7 @@ def test_rows_and_bytes_inside_a_part_reach_the_driver(spark, tmp_path):
     seen = []
     with show_progress(spark, "penstock run", ["documents"], Store(str(tmp_path))) as progress:
         say = progress._view.show
-        progress._view.show = lambda text, fraction, seconds: (seen.append((text, fraction)), say(text, None, 0))
+        progress._view.show = lambda text, fraction, figures: (seen.append((text, fraction)), say(text, None, figures))
         with progress.step("documents") as status:
             total = WorkTotal(rows=80, bytes=8000)
             run_tasks(spark, make_counting_task(), [0, 1], "documents", None, total)
