@@ -118,9 +118,9 @@ HANDLER.setFormatter(TextLines())
 
 def _own_logger() -> logging.Logger:
     logger = logging.getLogger("penstock")
-    logger.setLevel(logging.INFO)
-    logger.propagate = False
-    if not logger.handlers:  # somebody who uses the package may have set others
+    if not logger.handlers:  # a program that uses the package may have set others
+        logger.setLevel(logging.INFO)
+        logger.propagate = False
         logger.addHandler(HANDLER)
     return logger
 

@@ -146,7 +146,8 @@ def _attempt_at(part: int, retried: bool) -> Iterator[None]:
     with log_fields(part=part_key(part)):
         if retried:
             number = task_context().attemptNumber() + 1
-            WORKER_LOGGER.warning(f"attempt {number}: an earlier one failed or was lost", extra={"attempt": number})
+            text = f"attempt {number}: an earlier one has failed, was lost, or is slow"
+            WORKER_LOGGER.warning(text, extra={"attempt": number})
         try:
             yield
         except Exception as error:
