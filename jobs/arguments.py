@@ -9,7 +9,7 @@ from importlib.metadata import version
 
 from schemas.overrides import add_override_options
 
-RUN_HELP = "run folder: a local path or s3://, gs://, hdfs://"
+RUN_HELP = "run folder: a local path or s3://, gs://, abfs://, hdfs://"
 
 
 MAX_WHOLE_NUMBER = 10**15 - 1

@@ -332,7 +332,7 @@ class Run:
 
 
 def open_run(address: str) -> Run:
-    """Open a run folder: a local path, s3://, gs:// or hdfs://, or `RUN@<digest>` for an earlier version.
+    """Open a run folder: a local path, s3://, gs://, abfs:// or hdfs://, or `RUN@<digest>` for an earlier version.
 
     Raises ConfigError if the folder is not a run.
     """

@@ -1,6 +1,6 @@
-"""Storage through pyarrow.fs: one class for local folders, s3://, gs:// and hdfs://, with atomic small writes.
+"""Storage through pyarrow.fs: one class for local folders, s3://, gs://, abfs:// and hdfs://, with atomic small writes.
 
-Local writes are fsynced and renamed; on an object store the single PUT that closes the stream is atomic.
+Local writes are fsynced and renamed; on S3 and Google Cloud Storage the single PUT that closes the stream is atomic.
 Endpoint, region and credentials come from the environment (`AWS_ENDPOINT_URL`, `AWS_ACCESS_KEY_ID`, …).
 """
 
@@ -33,8 +33,12 @@ for each part, and a log of training as much for each step: a million parts, and
 _CHECKED: dict[str, Any] = {}
 """The files that this process has compared with their manifests: path → what would differ if the file had changed."""
 MAX_CHECKED = 1 << 16
-BUCKETS = ("s3", "gs", "gcs")
+BUCKETS = ("s3", "gs", "gcs", "abfs", "abfss")
 """Schemes whose paths start with a bucket."""
+VISIBLE = ("abfs", "hdfs")
+"""Names of filesystems, as pyarrow has them, on which a file can be seen while it is written."""
+AZURE_KEY = "AZURE_STORAGE_KEY"
+"""Environment variable with the key of an account, as Azure's tools name it. pyarrow reads the other credentials."""
 GOOGLE = ("gs://", "gcs://")
 OPTIONS = {"s3": "allow_delayed_open=true", "gs": "retry_limit_seconds=60", "gcs": "retry_limit_seconds=60"}
 """Default options by scheme, which options in a URI override. With S3, a small file is sent in one request, so that an
@@ -263,17 +267,18 @@ class Store:
         """Write a small file atomically: a reader sees either the old or the whole new content.
 
         On HDFS, a reader may find no file for some milliseconds: the old one is removed, then the new one is renamed.
+        On Azure, the new one is copied over the old one.
         """
         self.make_parent(name)
         final = self.path(name)
         partial = f"{final}.{uuid.uuid4().hex[:8]}.partial"
         if not self.is_local:
             content = memoryview(data)  # raises on a wrong type before a stream is opened, whose close writes a file
-            is_visible = self.fs.type_name == "hdfs"  # while it is written
+            is_visible = self.fs.type_name in VISIBLE
             with self.fs.open_output_stream(partial if is_visible else final, compression=None) as stream:
                 stream.write(content)
             if is_visible:
-                self.fs.move(partial, final)
+                self._move(partial, final)
             return
         try:
             with open(partial, "wb") as stream:
@@ -329,7 +334,14 @@ class Store:
             for folder in {os.path.dirname(self.path(new)), os.path.dirname(self.path(name))}:
                 _fsync(folder)
         else:
-            self.fs.move(self.path(name), self.path(new))
+            self._move(self.path(name), self.path(new))
+
+    def _move(self, path: str, new: str) -> None:
+        if isinstance(self.fs, pafs.AzureFileSystem):  # an account without a hierarchical namespace cannot rename
+            self.fs.copy_file(path, new)
+            self.fs.delete_file(path)
+        else:
+            self.fs.move(path, new)
 
     def names(self) -> list[str]:
         """Return the names of the files in this folder, not of those in its subfolders. A missing folder has none."""
@@ -405,7 +417,8 @@ def resolve_uri(uri: str) -> tuple[pafs.FileSystem, str]:
     authority, slash, path = location.partition("/")
     shown = f"{scheme}://{authority.rpartition('@')[2]}{slash}{path}"
     if scheme in BUCKETS and not authority:
-        raise ConfigError(f"{shown}: expected a bucket after {scheme}://, got none. Write {scheme}://BUCKET/FOLDER.")
+        form = "CONTAINER@ACCOUNT.dfs.core.windows.net" if scheme.startswith("abfs") else "BUCKET"
+        raise ConfigError(f"{shown}: expected a bucket after {scheme}://, got none. Write {scheme}://{form}/FOLDER.")
     if scheme == "s3" and "@" in authority:  # the URI is stored with the run
         raise ConfigError(
             f"{shown}: expected no secrets in a URI, got a key before the bucket. Remove the key from the URI, "
@@ -426,11 +439,15 @@ def resolve_uri(uri: str) -> tuple[pafs.FileSystem, str]:
         fs, root = pafs.FileSystem.from_uri(f"{scheme}://{authority}{plain}?{'&'.join(filter(None, own))}".rstrip("?"))
     except (OSError, ValueError, pa.ArrowException) as error:
         raise ConfigError(
-            f"{shown}: expected a URI that pyarrow.fs can open (s3://, gs://, hdfs://), got {_first_line(error)}. "
+            f"{shown}: expected a URI that pyarrow.fs can open (s3://, gs://, abfs://, hdfs://), got "
+            f"{_first_line(error)}. "
             "Correct the URI, or the endpoint and credentials in the environment."
         ) from error
-    limited = _with_time_limits(fs) if isinstance(fs, pafs.S3FileSystem) else fs
-    return limited, root if root == "/" else root.rstrip("/")
+    if isinstance(fs, pafs.S3FileSystem):
+        fs = _with_time_limits(fs)
+    elif isinstance(fs, pafs.AzureFileSystem):
+        fs = _with_account_key(fs)
+    return fs, root if root == "/" else root.rstrip("/")
 
 
 def _with_time_limits(fs: pafs.S3FileSystem) -> pafs.S3FileSystem:
@@ -442,6 +459,16 @@ def _with_time_limits(fs: pafs.S3FileSystem) -> pafs.S3FileSystem:
     kept = {name: value for name, value in options.items() if name not in ("access_key", "secret_key", "session_token")}
     limits = {"connect_timeout": CONNECT_SECONDS, "request_timeout": STALL_SECONDS}
     return pafs.S3FileSystem(**kept | limits, retry_strategy=pafs.AwsStandardS3RetryStrategy(max_attempts=ATTEMPTS))
+
+
+def _with_account_key(fs: pafs.AzureFileSystem) -> pafs.AzureFileSystem:
+    """Return the same filesystem with the key of the account that the environment has, if it has one."""
+    key = os.environ.get(AZURE_KEY)
+    if not key:
+        return fs
+    _, (options,) = fs.__reduce__()
+    places = [f"{kind}_storage_{part}" for kind in ("blob", "dfs") for part in ("authority", "scheme")]
+    return pafs.AzureFileSystem(options["account_name"], account_key=key, **{name: options[name] for name in places})
 
 
 def describe_remote_error(error: BaseException) -> str | None:

@@ -72,7 +72,7 @@ def add_export_arguments(parser: argparse.ArgumentParser) -> None:
         "Croissant metadata; huggingface: a checkpoint; megatron: the token dataset",
     )
     parser.add_argument(
-        "--out", required=True, help="folder to write, new or empty: a local path or s3://, gs://, hdfs://"
+        "--out", required=True, help="folder to write, new or empty: a local path or s3://, gs://, abfs://, hdfs://"
     )
     parser.add_argument("--table", help="export this table of the run, such as documents, with ids in hexadecimal")
     parser.add_argument("--signals", metavar="NAMES", help="measurements to add as fields, separated by commas, or all")

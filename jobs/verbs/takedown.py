@@ -62,7 +62,7 @@ SHOWN = 10
 
 def add_takedown_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `takedown`."""
-    parser.add_argument("run", help="run folder: a local path or s3://, gs://, hdfs://")
+    parser.add_argument("run", help="run folder: a local path or s3://, gs://, abfs://, hdfs://")
     for name, description in (
         ("domain", "every document of a domain, the hosts below it included"),
         ("url", "every document of a URL"),

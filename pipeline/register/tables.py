@@ -39,7 +39,7 @@ class TableFile:
     name: str
     """Path relative to the folder of the table, such as `v-0123456789ab/part-00000-0123456789ab.parquet`."""
     location: str
-    """Absolute location, with its scheme: file://, s3://, gs:// or hdfs://."""
+    """Absolute location, with its scheme: file://, s3://, gs://, abfs:// or hdfs://."""
 
 
 @dataclass(frozen=True)

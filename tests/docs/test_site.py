@@ -83,7 +83,10 @@ def test_every_verb_argument_and_setting_has_an_entry() -> None:
         text = made[f"reference/settings/{name}.md"]
         assert [field for field in kind.model_fields if f"## {field} {{ #{field} }}" not in text] == []
     assert made["reference/cli.md"].index("**inspect**: ") < made["reference/cli.md"].index("| [`browse`](#browse) |")
-    assert "| `--out OUT` | Run folder: a local path or s3://, gs://, hdfs://. Required. |" in made["reference/cli.md"]
+    assert (
+        "| `--out OUT` | Run folder: a local path or s3://, gs://, abfs://, hdfs://. Required. |"
+        in made["reference/cli.md"]
+    )
 
 
 def test_every_column_has_a_meaning() -> None:

@@ -116,6 +116,8 @@ ALONE = {
 """Files that may be small and have one importer or none, with the reason."""
 REGISTRIES = ("pipeline.stages", "pipeline.sources.formats")
 """Lists of stages and of source formats: a file that one of them imports may be small."""
+READS_ENVIRONMENT = ("jobs.spark_session", "train.parallel.ranks", "schemas.storage")
+"""Modules that read or set environment variables."""
 HEAVY = {
     "boto3",
     "botocore",
@@ -436,7 +438,10 @@ def asserts(modules: Modules) -> list[str]:
 
 
 def environment(modules: Modules) -> list[str]:
-    """A run is its recipe. The session sets which Python Spark's workers are; a rank reads its place on its machine."""
+    """A run is its recipe. The session sets which Python Spark's workers are; a rank reads its place on its machine.
+
+    A store reads the one credential that pyarrow does not read itself.
+    """
     variables = re.compile(r"os\.(environb?|getenvb?|putenv|unsetenv)")
     found = []
     for module in modules:
@@ -447,7 +452,7 @@ def environment(modules: Modules) -> list[str]:
             for line, name in uses
             if variables.fullmatch(name)
         ]
-        found += hits if module.name not in ("jobs.spark_session", "train.parallel.ranks") else []
+        found += hits if module.name not in READS_ENVIRONMENT else []
     return found
 
 

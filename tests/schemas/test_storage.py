@@ -2,14 +2,16 @@
 
 import hashlib
 import os
+import pickle
+import re
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
 
 from jobs.exit_codes import exit_code_of
-from schemas.errors import ContractError
-from schemas.storage import MAX_FILE_BYTES, MAX_JSON_BYTES, Store
+from schemas.errors import ConfigError, ContractError
+from schemas.storage import AZURE_KEY, MAX_FILE_BYTES, MAX_JSON_BYTES, Store
 
 
 def test_write_is_atomic_and_leaves_no_other_file(tmp_path):
@@ -120,3 +122,33 @@ def test_a_folder_in_place_of_a_file_is_one_sentence(tmp_path: Path) -> None:
     with pytest.raises(ContractError, match=r"report\.html: expected a file to replace, got a folder\."):
         Store(str(tmp_path)).write_atomic("report.html", b"x")
     assert os.listdir(tmp_path) == ["report.html"]
+
+
+AZURE_RUN = "abfs://box@account.dfs.core.windows.net/run"
+
+
+def test_azure_gets_the_key_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    def options() -> dict[str, str]:
+        found: dict[str, str] = Store(f"{AZURE_RUN}?enable_tls=false").fs.__reduce__()[1][0]
+        return found
+
+    monkeypatch.delenv(AZURE_KEY, raising=False)
+    without = options()
+    monkeypatch.setenv(AZURE_KEY, "a2V5")
+    assert options() == without | {"account_key": "a2V5"}
+    assert (without["account_name"], without["blob_storage_scheme"], without["account_key"]) == ("account", "http", "")
+    assert "a2V5" not in repr(pickle.dumps(Store(AZURE_RUN)))
+
+
+@pytest.mark.parametrize(
+    ("uri", "problem"),
+    [
+        ("abfs://box:a2V5a2V5a2V5@account.dfs.core.windows.net/run", "expected no secrets in a URI"),
+        (f"{AZURE_RUN}?sas_token=sv%3D2", "expected no secrets in a URI"),
+        ("abfs:///run", "Write abfs://CONTAINER@ACCOUNT.dfs.core.windows.net/FOLDER."),
+        ("abfs://box@account.dfs.core.windows.net/a//b", "expected a path without empty"),
+    ],
+)
+def test_addresses_of_azure_that_are_refused(uri: str, problem: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(problem)):
+        Store(uri)
