@@ -75,8 +75,8 @@ class SourceConfig(Section):
     """Name of a crawl of Common Crawl whose files are read, in place of `paths`: CC-MAIN-2024-10 (year and week) or
     CC-NEWS-2024-10 (year and month). Files are named by their paths in the bucket, wherever they are read from."""
     paths: tuple[str, ...] = execution((), validate_default=True)
-    """Input files: local paths or URIs that pyarrow.fs supports (s3://, gs://, abfs://, hdfs://), with `*`, `?`, `[…]` and `**`.
-    A manifest records inputs by name and digest, so their location does not change the result."""
+    """Input files: local paths or URIs that pyarrow.fs supports (s3://, gs://, abfs://, hdfs://), with `*`, `?`, `[…]`
+    and `**`. A manifest records inputs by name and digest, so their location does not change the result."""
     kind: Literal["warc", "wet"] = execution("warc")
     """Files of `crawl`: "warc", the pages as they were crawled, or "wet", the texts that Common Crawl extracted."""
     files: int | None = execution(None, ge=1)
