@@ -50,6 +50,13 @@ Figures = dict[str, float]
 AS_NATIVE = ('extract.extractor="resiliparse"', "extract.metadata=false")
 """Settings with which the pass extracts as the bare calls do, and as the peer does."""
 AS_PEER = (LANGUAGES, *AS_NATIVE, "audit.documents=0")
+PASSES = {
+    "same_extractor": (LANGUAGES, *AS_NATIVE),
+    "recipe": (),
+    "english": (LANGUAGES,),
+    "english_early": (LANGUAGES, "language.early=true"),
+}
+"""The settings of each documents pass that is measured."""
 NOT_OF_PEER = ("templates.min_share", "classifier.models", "classifier.min_score")
 """Settings of the recipe without which the chain has the steps that the peer has."""
 
@@ -82,7 +89,7 @@ def native_calls(paths: list[Path], model_path: str) -> tuple[float, int]:
 
 def fused_pass(paths: list[Path], folder: Path, *settings: str) -> tuple[float, int]:
     """CPU seconds and rows of the documents pass in this process, without Spark, with further settings."""
-    recipe = read_recipe(str(RECIPE), [f"source.paths={[str(path) for path in paths]}", LANGUAGES, *settings])
+    recipe = read_recipe(str(RECIPE), [f"source.paths={[str(path) for path in paths]}", *settings])
     models = {
         stage.name: {
             name: str(ensure_model(p, ModelsConfig()).path) for name, p in stage.models(recipe[stage.name]).items()
@@ -109,7 +116,7 @@ def bench_pass(one: list[Path], many: list[Path], folder: Path) -> Figures:
     native = slope(native_calls(one, model), native_calls(many, model))
     print(f"native calls        {native[0]:7.2f} ms/page   fixed {native[1]:6.2f} s")
     figures = {"native_ms": native[0], "native_rate": 1000 / native[0]}
-    for name, settings in (("same_extractor", AS_NATIVE), ("recipe", ())):
+    for name, settings in PASSES.items():
         # Folders of their own: a part that is complete is not written again.
         small, large = (folder / f"{name}-{size}" for size in ("one", "many"))
         ours = slope(fused_pass(one, small, *settings), fused_pass(many, large, *settings))

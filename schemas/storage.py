@@ -35,10 +35,23 @@ _CHECKED: dict[str, Any] = {}
 MAX_CHECKED = 1 << 16
 BUCKETS = ("s3", "gs", "gcs", "abfs", "abfss")
 """Schemes whose paths start with a bucket."""
+AZURE = ("abfs", "abfss")
 VISIBLE = ("abfs", "hdfs")
 """Names of filesystems, as pyarrow has them, on which a file can be seen while it is written."""
-AZURE_KEY = "AZURE_STORAGE_KEY"
-"""Environment variable with the key of an account, as Azure's tools name it. pyarrow reads the other credentials."""
+AZURE_ACCOUNT, AZURE_KEY = "AZURE_STORAGE_ACCOUNT", "AZURE_STORAGE_KEY"
+"""Environment variables of an account and its key, as Azure's tools name them. pyarrow reads the other credentials."""
+AZURE_HOSTS = re.compile(
+    r"\.(?:blob|dfs)\.core\.(?:windows\.net|chinacloudapi\.cn|usgovcloudapi\.net)|127\.0\.0\.1:\d+"
+)
+"""Hosts that get requests which are signed with the key: those of Azure, after the name of the account, and this
+machine. A signature does not name the host, so another one that a URI names could send the request on to Azure."""
+AZURE_PLACE = re.compile(r"(?:[\w-]+@)?[\w-]+(?:\.[\w-]+)*", re.ASCII)
+AZURE_OPTION = re.compile(
+    r"(?:blob|dfs)_storage_authority=\.?[\w-]+(?:\.[\w-]+)*(?::(?:[1-5]\d{4}|6[0-4]\d{3}|[1-9]\d{0,3}))?|(?!\w*authority)\w+=[\w-]*",
+    re.ASCII,
+)
+"""Forms of the container and account in a URI, and of one of its options. With other hosts, the library of Azure ends
+the process."""
 GOOGLE = ("gs://", "gcs://")
 OPTIONS = {"s3": "allow_delayed_open=true", "gs": "retry_limit_seconds=60", "gcs": "retry_limit_seconds=60"}
 """Default options by scheme, which options in a URI override. With S3, a small file is sent in one request, so that an
@@ -417,7 +430,7 @@ def resolve_uri(uri: str) -> tuple[pafs.FileSystem, str]:
     authority, slash, path = location.partition("/")
     shown = f"{scheme}://{authority.rpartition('@')[2]}{slash}{path}"
     if scheme in BUCKETS and not authority:
-        form = "CONTAINER@ACCOUNT.dfs.core.windows.net" if scheme.startswith("abfs") else "BUCKET"
+        form = "CONTAINER@ACCOUNT.dfs.core.windows.net" if scheme in AZURE else "BUCKET"
         raise ConfigError(f"{shown}: expected a bucket after {scheme}://, got none. Write {scheme}://{form}/FOLDER.")
     if scheme == "s3" and "@" in authority:  # the URI is stored with the run
         raise ConfigError(
@@ -430,6 +443,13 @@ def resolve_uri(uri: str) -> tuple[pafs.FileSystem, str]:
         segments = " and ".join(f"/{part}/" for part in sorted(odd))
         raise ConfigError(
             f"{shown}: expected a path without empty, `.` or `..` segments, got {segments} in it. Remove such segments."
+        )
+    if scheme in AZURE and not (
+        AZURE_PLACE.fullmatch(authority) and all(map(AZURE_OPTION.fullmatch, filter(None, options.split("&"))))
+    ):
+        raise ConfigError(
+            f"{shown}: expected CONTAINER@ACCOUNT.dfs.core.windows.net, and options such as "
+            f"blob_storage_authority=127.0.0.1:10000, got {authority!r} and {options!r}. Correct the URI."
         )
     defaults = OPTIONS.get(scheme, "")
     own = [options, *([defaults] if defaults.partition("=")[0] not in options else [])]
@@ -462,13 +482,14 @@ def _with_time_limits(fs: pafs.S3FileSystem) -> pafs.S3FileSystem:
 
 
 def _with_account_key(fs: pafs.AzureFileSystem) -> pafs.AzureFileSystem:
-    """Return the same filesystem with the key of the account that the environment has, if it has one."""
-    key = os.environ.get(AZURE_KEY)
-    if not key:
-        return fs
+    """Return the same filesystem with the key of its account, if the environment has it and the hosts are Azure's."""
     _, (options,) = fs.__reduce__()
-    places = [f"{kind}_storage_{part}" for kind in ("blob", "dfs") for part in ("authority", "scheme")]
-    return pafs.AzureFileSystem(options["account_name"], account_key=key, **{name: options[name] for name in places})
+    account, hosts = options["account_name"], [options[f"{kind}_storage_authority"] for kind in ("blob", "dfs")]
+    key = os.environ.get(AZURE_KEY) if account == os.environ.get(AZURE_ACCOUNT) else None
+    if not key or not all(map(AZURE_HOSTS.fullmatch, hosts)):
+        return fs
+    places = {name: value for name, value in options.items() if name.endswith(("_authority", "_scheme"))}
+    return pafs.AzureFileSystem(account, account_key=key, **places)
 
 
 def describe_remote_error(error: BaseException) -> str | None:

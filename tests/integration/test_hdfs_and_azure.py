@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from schemas.manifest import current_tables
-from schemas.storage import AZURE_KEY, Store
+from schemas.storage import AZURE_ACCOUNT, AZURE_KEY, Store
 from tests.support import tiny_azure, tiny_hdfs
 from tests.support.demo_run import RECIPE, SMALL
 
@@ -92,7 +92,7 @@ def azure(data: Path) -> Iterator[Server]:
     with tiny_azure.serving(tiny_azure.install(DOWNLOADED / "azurite"), data) as address:
         options = f"blob_storage_authority={address}&dfs_storage_authority={address}&enable_tls=false"
         uri = f"abfs://bucket@{tiny_azure.ACCOUNT}.dfs.core.windows.net/{{}}?{options}"
-        yield Server(uri, {AZURE_KEY: tiny_azure.KEY})
+        yield Server(uri, {AZURE_ACCOUNT: tiny_azure.ACCOUNT, AZURE_KEY: tiny_azure.KEY})
 
 
 @pytest.fixture(scope="module", params=[hdfs, azure])

@@ -11,7 +11,7 @@ import pytest
 
 from jobs.exit_codes import exit_code_of
 from schemas.errors import ConfigError, ContractError
-from schemas.storage import AZURE_KEY, MAX_FILE_BYTES, MAX_JSON_BYTES, Store
+from schemas.storage import AZURE_ACCOUNT, AZURE_KEY, MAX_FILE_BYTES, MAX_JSON_BYTES, Store
 
 
 def test_write_is_atomic_and_leaves_no_other_file(tmp_path):
@@ -127,17 +127,43 @@ def test_a_folder_in_place_of_a_file_is_one_sentence(tmp_path: Path) -> None:
 AZURE_RUN = "abfs://box@account.dfs.core.windows.net/run"
 
 
-def test_azure_gets_the_key_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    def options() -> dict[str, str]:
-        found: dict[str, str] = Store(f"{AZURE_RUN}?enable_tls=false").fs.__reduce__()[1][0]
-        return found
+def key_of(uri: str) -> str:
+    key: str = Store(uri).fs.__reduce__()[1][0]["account_key"]
+    return key
 
+
+def test_azure_gets_the_key_of_its_account_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(AZURE_KEY, raising=False)
-    without = options()
+    monkeypatch.setenv(AZURE_ACCOUNT, "account")
+    assert key_of(AZURE_RUN) == ""
     monkeypatch.setenv(AZURE_KEY, "a2V5")
-    assert options() == without | {"account_key": "a2V5"}
-    assert (without["account_name"], without["blob_storage_scheme"], without["account_key"]) == ("account", "http", "")
+    assert key_of(AZURE_RUN) == "a2V5"
+    assert Store(f"{AZURE_RUN}?enable_tls=false").fs.__reduce__()[1][0]["blob_storage_scheme"] == "http"
     assert "a2V5" not in repr(pickle.dumps(Store(AZURE_RUN)))
+    assert key_of(AZURE_RUN.replace("account", "other")) == ""
+    monkeypatch.delenv(AZURE_ACCOUNT)
+    assert key_of(AZURE_RUN) == ""
+
+
+@pytest.mark.parametrize(
+    ("host", "is_used"),
+    [
+        ("127.0.0.1:10000", True),
+        (".dfs.core.usgovcloudapi.net", True),
+        ("evil.example", False),
+        (".evil.example", False),
+        (".dfs.core.windows.net.evil.example", False),
+        ("127.0.0.1.evil.example:1", False),
+    ],
+)
+def test_no_host_of_others_gets_a_request_that_the_key_signs(
+    monkeypatch: pytest.MonkeyPatch, host: str, is_used: bool
+) -> None:
+    """A run folder of a stranger may name such a URI, and the host could send the signed request on to Azure."""
+    monkeypatch.setenv(AZURE_ACCOUNT, "account")
+    monkeypatch.setenv(AZURE_KEY, "a2V5")
+    for kind in ("blob", "dfs"):
+        assert key_of(f"{AZURE_RUN}?{kind}_storage_authority={host}") == ("a2V5" if is_used else "")
 
 
 @pytest.mark.parametrize(
@@ -147,8 +173,14 @@ def test_azure_gets_the_key_of_the_environment(monkeypatch: pytest.MonkeyPatch) 
         (f"{AZURE_RUN}?sas_token=sv%3D2", "expected no secrets in a URI"),
         ("abfs:///run", "Write abfs://CONTAINER@ACCOUNT.dfs.core.windows.net/FOLDER."),
         ("abfs://box@account.dfs.core.windows.net/a//b", "expected a path without empty"),
+        ("abfs://box@%3A%3A.dfs.core.windows.net/run", "expected CONTAINER@ACCOUNT.dfs.core.windows.net"),
+        (f"{AZURE_RUN}?blob_storage_authority=127.0.0.1:x", "expected CONTAINER@ACCOUNT.dfs.core.windows.net"),
+        (f"{AZURE_RUN}?blob_storage_authorit%79=127.0.0.1:x", "expected CONTAINER@ACCOUNT.dfs.core.windows.net"),
+        (f"{AZURE_RUN}?dfs_storage_authority=127.0.0.1:1@evil.example", "expected CONTAINER@ACCOUNT.dfs.core"),
+        (f"{AZURE_RUN}?dfs_storage_authority=127.0.0.1:99999", "expected CONTAINER@ACCOUNT.dfs.core.windows.net"),
     ],
 )
 def test_addresses_of_azure_that_are_refused(uri: str, problem: str) -> None:
+    """With some of these hosts, the library of Azure would end the process."""
     with pytest.raises(ConfigError, match=re.escape(problem)):
         Store(uri)
