@@ -14,7 +14,6 @@ from typing import Any, NamedTuple, Protocol, cast
 import numpy as np
 import zstandard
 from fastwarc.stream_io import ZstdReader
-from isal import isal_zlib
 from lz4.frame import LZ4FrameDecompressor
 
 # Random access to a byte stream through one cached block, and search in it.
@@ -123,10 +122,6 @@ MAX_USUAL_WINDOW, MAX_WINDOW = 128 << 20, 1 << 31
 """Largest window of zstd frames that decoders accept, without and with `--long=31` [bytes]. Reddit dumps have 2 GiB."""
 CANDIDATE = re.compile(rb"\x1f\x8b\x08|\x28\xb5\x2f\xfd|\x04\x22\x4d\x18|BZh[1-9](?:1AY&SY|\x17\x72\x45\x38\x50\x90)")
 GZIP, ZSTD, BZIP2, LZ4 = b"\x1f\x8b\x08", b"\x28\xb5\x2f\xfd", b"BZh", b"\x04\x22\x4d\x18"
-PLAIN_GZIP = GZIP + b"\0"
-"""The start of a gzip member whose header has no name, comment or extra field."""
-ISAL_ERROR = cast(type[Exception], isal_zlib.error)
-"""Its stub declares an exception where the module has a class."""
 RESTARTS, MAX_RESTARTS = {BZIP2: 3, GZIP: 15}, 63
 """Maximum number of ranges that begin inside one frame, by codec, and for the others. Of JSON lines, a core decodes
 67 MB/s of bzip2, 580 of gzip and 1,900 of zstd, and measures 1.6: with the maximum, a file takes about 4 % longer."""
@@ -376,10 +371,6 @@ class _Counted:
         self.end = max(self.end, position + len(data))
         return data
 
-    def ahead(self, position: int, size: int) -> memoryview:
-        """Return the same bytes as `at`, which do not count."""
-        return self._blocks.at(position, self._allowed(position, size))
-
     def peek(self, position: int, size: int) -> bytes:
         data = self._blocks.peek(position, self._allowed(position, size))
         self.bytes += max(len(data), MIN_PEEK_BYTES)
@@ -427,11 +418,6 @@ def _codec(head: bytes) -> Codec | None:
 
 
 def _gzip(blocks: _Counted, start: int) -> Iterator[tuple[bytes, int]]:
-    if (whole := _whole_member(blocks.ahead(start, SLICE_BYTES))) is not None:
-        data, size = whole
-        blocks.at(start, SLICE_BYTES)
-        yield data, start + size
-        return
     decoder = zlib.decompressobj(31)
     position = start
     while not decoder.eof:
@@ -449,23 +435,6 @@ def _gzip(blocks: _Counted, start: int) -> Iterator[tuple[bytes, int]]:
             yield data, position
         elif not decoder.eof:
             raise _DamageError("truncated_record", position)
-
-
-def _whole_member(stored: memoryview) -> tuple[bytes, int] | None:
-    """Return the data of a gzip member and its size, decoded by ISA-L in less than half the time of zlib.
-
-    None if the member has more than a plain header, does not end in `stored`, is longer than DECODED_BYTES, or is
-    damaged: then zlib decodes it, so that what is read of it does not depend on ISA-L.
-    """
-    if bytes(stored[: len(PLAIN_GZIP)]) != PLAIN_GZIP:
-        return None
-    decoder = isal_zlib.decompressobj(31)
-    try:
-        data = decoder.decompress(stored, DECODED_BYTES)
-    except ISAL_ERROR:
-        return None
-    is_whole = decoder.eof and len(data) < DECODED_BYTES
-    return (data, len(stored) - len(decoder.unused_data)) if is_whole else None
 
 
 def _salvage(stored: memoryview) -> tuple[bytes, int]:

@@ -10,7 +10,6 @@ import pytest
 import zstandard
 from fastwarc.stream_io import ZstdWriter
 
-from pipeline.sources import compression
 from pipeline.sources.compression import DECODED_BYTES, FrameReader
 from pipeline.sources.crawl.warc import RECORD_STARTS
 
@@ -88,56 +87,6 @@ def test_damage_inside_a_frame_costs_that_frame_only(pack):
     assert [fault for _, _, fault in found] == [None, found[1][2], None]
     assert found[1][2] in ("bad_gzip", "truncated_record") or pack is zstd  # incompressible zstd blocks have no check
     assert end == 3 * len(member)
-
-
-def with_name(data):
-    out = io.BytesIO()
-    with gzip.GzipFile("name", "wb", fileobj=out) as file:
-        file.write(data)
-    return out.getvalue()
-
-
-def several_changes(members, draws):
-    """A file in which up to three bytes are changed, left out or repeated."""
-    stored = bytearray(b"".join(members))
-    for _ in range(draws.randrange(4)):
-        place = draws.randrange(len(stored))
-        match draws.randrange(3):
-            case 0:
-                stored[place] ^= 1 << draws.randrange(8)
-            case 1:
-                del stored[place : place + draws.choice((1, 8, 3000))]
-            case 2:
-                stored[place:place] = stored[place : place + draws.choice((1, 20, 3000))]
-    return bytes(stored)
-
-
-@pytest.mark.parametrize("seed", range(60))
-def test_isa_l_changes_nothing_of_what_is_read(seed, monkeypatch):
-    """Files with and without damage are read as zlib alone reads them, piece by piece."""
-    draws = random.Random(seed)
-    contents = [RECORD, RECORD + NOISE[:9000], RECORD * 300, RECORD + NOISE, b"", RECORD + b"a" * (DECODED_BYTES - 63)]
-    packs = [gzip.compress, stored_gzip, lambda data: gzip.compress(data, 1), with_name]
-    members = [draws.choice(packs)(draws.choice(contents)) for _ in range(6)]
-    members += [gzip.compress(RECORD + b"a" * (DECODED_BYTES - len(RECORD) + more)) for more in (-1, 0, 1)]
-    stored = several_changes(members, draws)
-
-    def pieces():
-        frames = FrameReader(io.BytesIO(stored), RECORD_STARTS)
-        return [*iter(frames.next, None)], frames.end
-
-    by_both = pieces()
-    monkeypatch.setattr(compression, "_whole_member", lambda stored: None)
-    assert pieces() == by_both
-
-
-def test_only_whole_members_with_plain_headers_are_decoded_by_isa_l():
-    member = gzip.compress(RECORD)
-    assert compression._whole_member(memoryview(member + member)) == (RECORD, len(member))
-    assert compression._whole_member(memoryview(member[:-1])) is None
-    assert compression._whole_member(memoryview(with_name(RECORD))) is None
-    assert compression._whole_member(memoryview(member[:-5] + bytes([member[-5] ^ 1]) + member[-4:])) is None
-    assert compression._whole_member(memoryview(gzip.compress(b"a" * DECODED_BYTES))) is None
 
 
 def stored_gzip(data):
