@@ -1,6 +1,6 @@
 #!/bin/sh
 # Kubernetes runs this before it stops the container of an executor, for example when a spot machine is taken away.
-# SIGPWR makes the executor accept no more tasks and copy its blocks of shuffles to other executors; then it ends by
+# SIGPWR makes the executor accept no further tasks and copy its blocks of shuffles to other executors; then it ends by
 # itself. Kubernetes sends SIGTERM when this script returns, so it waits for that end. Kubernetes stops waiting at the end of
 # the grace period (spark.kubernetes.executor.terminationGracePeriodSeconds).
 set -eu

@@ -73,6 +73,8 @@ SPARK_LOGGER = LOGGER.getChild("spark")
 """The logger of the messages of Spark, if the log is JSON."""
 READ_SECONDS = 0.5
 """Time between two looks at the file with the messages of the JVM [s]."""
+OF_A_WORKER = f'"logger": "{LOGGER.name}'
+"""Part of a line of a worker."""
 LEVEL = re.compile(r"\S+ \S+ (WARN|ERROR|FATAL) ")
 """The level in a message of Spark."""
 
@@ -94,6 +96,7 @@ def followed(log: Path, everything: bool) -> Iterator[None]:
                 for line in lines:
                     _log_line(line.decode(errors="replace"), everything)
                 if is_last:
+                    _log_line(rest.decode(errors="replace"), everything)
                     return
 
     log.touch()
@@ -113,7 +116,7 @@ def _log_line(line: str, everything: bool) -> None:
         values = None
     if isinstance(values, dict) and str(values.get("logger")).startswith(LOGGER.name):
         HANDLER.write(printable_json(values))
-    elif everything and line.strip():
+    elif (everything or OF_A_WORKER in line) and line.strip():  # a message of the JVM may divide a line of a worker
         level = LEVEL.match(line)
         names = {"WARN": logging.WARNING, "ERROR": logging.ERROR, "FATAL": logging.CRITICAL}
         SPARK_LOGGER.log(names[level[1]] if level else logging.INFO, line)

@@ -18,7 +18,7 @@ from pydantic import Field, model_validator
 
 from pipeline.engine.stage import EVERY, Check, Cutoffs, Drop, PerDocument, Row, RowFunction
 from pipeline.extract import native
-from pipeline.extract.charset import DECODED, decode
+from pipeline.extract.charset import DECODED, PLAIN_TEXT, decode
 from schemas.config import Section, decision, location, suggest_name
 from schemas.errors import ConfigError
 
@@ -139,7 +139,8 @@ def make_early_language(config: LanguageConfig, models: Mapping[str, str]) -> Ro
         if row["text"] is not None:
             return None
         page = row[DECODED] = decode(row["_payload"], row["_http_charset"])
-        scores = [_most_probable(model, excerpt) for excerpt in early_excerpts(page.text)]
+        text = page.text if row.get("mime") == PLAIN_TEXT else text_between_tags(page.text)
+        scores = [_most_probable(model, excerpt) for excerpt in early_excerpts(text)]
         if not scores or any(sum(score[code] for code in kept & score.keys()) >= MIN_EARLY_SCORE for score in scores):
             return None
         row["charset"], row["charset_from"], row[EARLY] = page.charset, page.origin, True
@@ -153,12 +154,11 @@ def make_early_language(config: LanguageConfig, models: Mapping[str, str]) -> Ro
     return early_language
 
 
-def early_excerpts(page: str) -> list[str]:
-    """Return the excerpts of a decoded page by which its language is predicted before extraction.
+def early_excerpts(text: str) -> list[str]:
+    """Return the excerpts of a page's text by which its language is predicted before extraction.
 
-    They are in the middle of equal parts of the text between its tags; none if that is shorter than one excerpt.
+    They are in the middle of equal parts of the text; none if it is shorter than one excerpt.
     """
-    text = text_between_tags(page)
     count = min(EARLY_EXCERPTS, len(text) // EARLY_CHARS)
     starts = [int((number + 0.5) * len(text) / count - EARLY_CHARS / 2) for number in range(count)]
     return [html.unescape(text[start : start + EARLY_CHARS]) for start in starts]

@@ -18,14 +18,14 @@ from datetime import UTC, datetime
 from types import MappingProxyType, TracebackType
 from typing import Any, NoReturn, TextIO
 
-from schemas.secrets import without_secrets
-from schemas.text import PrintableStream, printable_block, printable_json
+from schemas.secrets import shown_uri, without_secrets
+from schemas.text import PrintableStream, printable, printable_block, printable_json
 
 TEXT, JSON = "text", "json"
 FORMATS = (TEXT, JSON)
 OPTION = "--log-format"
 PREFIX = "penstock: "
-"""Beginning of a line of text that would else not show which program has printed it."""
+"""Beginning of a line of text that would not otherwise show which program has printed it."""
 ALWAYS: Mapping[str, None] = {"run": None, "step": None, "part": None}
 """Fields of every JSON line."""
 OF_EVERY_RECORD = frozenset(vars(logging.makeLogRecord({}))) | {"taskName"}
@@ -61,7 +61,7 @@ class WorkerLines(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         """Return the line of a record."""
         fields = fields_of(record)
-        known = (str(fields[name]) for name in ALWAYS if fields[name] is not None)
+        known = (printable(str(fields[name])) for name in ALWAYS if fields[name] is not None)
         return printable_block(" ".join((_time_of(record), record.levelname, *known)) + f": {record.getMessage()}")
 
 
@@ -108,8 +108,9 @@ class StandardError(logging.Handler):
 
     def write(self, line: str) -> None:
         """Write a line at once, so that lines of several processes do not mix."""
-        sys.stderr.write(f"{line}\n")
-        sys.stderr.flush()
+        if sys.stderr is not None:  # it is closed
+            sys.stderr.write(f"{line}\n")
+            sys.stderr.flush()
 
 
 HANDLER = StandardError()
@@ -119,7 +120,7 @@ HANDLER.setFormatter(TextLines())
 def _own_logger() -> logging.Logger:
     logger = logging.getLogger("penstock")
     if not logger.handlers:  # a program that uses the package may have set others
-        logger.setLevel(logging.INFO)
+        logger.setLevel(logger.level or logging.INFO)
         logger.propagate = False
         logger.addHandler(HANDLER)
     return logger
@@ -127,14 +128,17 @@ def _own_logger() -> logging.Logger:
 
 LOGGER = _own_logger()
 WORKER_LOGGER = LOGGER.getChild("worker")
-"""The logger of what Spark's workers do; it is silent but in `logging_as`."""
+"""The logger of what Spark's workers do; it is silent except in `logging_as`."""
 WORKER_LOGGER.setLevel(logging.CRITICAL + 1)
 
 
 def set_log(form: str, verbose: bool = False, **fields: Any) -> None:
     """Set the form of the log of this process, whether workers on this machine log too, and fields of every record."""
+    was_json = logs_json()
     _SETTINGS.form, _SETTINGS.verbose, _SETTINGS.fields = form, verbose, fields
     HANDLER.setFormatter(JsonLines() if form == JSON else TextLines())
+    if form != JSON and not was_json:
+        return  # a program that uses the package may have set what libraries print
     # Libraries print the same warnings as without this, as JSON lines.
     own = HANDLER if form == JSON else None
     logging.lastResort = own or _LAST_RESORT
@@ -146,7 +150,7 @@ _LAST_RESORT = logging.lastResort
 
 
 def add_log_settings(verbose: bool = False, **fields: Any) -> None:
-    """Set what `set_log` sets but for the form of the log, which stays."""
+    """Set what `set_log` sets, except the form of the log."""
     set_log(_SETTINGS.form, verbose, **fields)
 
 
@@ -175,11 +179,7 @@ def log_fields(**fields: Any) -> Iterator[None]:
 
 def uri_of(address: str) -> str:
     """Return the URI of a run folder for log records: without options and secrets; an absolute path on a disk."""
-    if "://" not in address:
-        return os.path.abspath(address)
-    scheme, _, rest = address.partition("?")[0].rstrip("/").partition("://")
-    authority, slash, path = rest.partition("/")
-    return without_secrets(f"{scheme}://{authority.rpartition('@')[2]}{slash}{path}")
+    return without_secrets(shown_uri(address).rstrip("/")) if "://" in address else os.path.abspath(address)
 
 
 # ----------------------------------------------------------------------------------------------------------- workers
@@ -211,6 +211,7 @@ def logging_as(log: WorkerLog | None) -> Iterator[None]:
     if log is None:
         yield
         return
+    before = HANDLER.formatter
     HANDLER.setFormatter(JsonLines() if log.form == JSON else WorkerLines())
     WORKER_LOGGER.setLevel(logging.INFO)
     try:
@@ -218,6 +219,7 @@ def logging_as(log: WorkerLog | None) -> Iterator[None]:
             yield
     finally:
         WORKER_LOGGER.setLevel(logging.CRITICAL + 1)
+        HANDLER.setFormatter(before)
 
 
 # ------------------------------------------------------------------------------------------------------ command lines
@@ -298,7 +300,7 @@ def printable_output() -> Iterator[None]:
 
 
 def _printable_stream(stream: TextIO) -> Any:
-    return stream if isinstance(stream, PrintableStream) else PrintableStream(stream)
+    return stream if stream is None or isinstance(stream, PrintableStream) else PrintableStream(stream)
 
 
 def _print_exception(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:

@@ -89,3 +89,15 @@ def secrets_in(value: Any, where: str) -> Iterator[str]:
     elif isinstance(value, list | tuple):
         for item in value:
             yield from secrets_in(item, where)
+
+
+def shown_uri(uri: str) -> str:
+    """Return a URI without its options, and without the user and password before its host.
+
+    The container of a URI of Azure, which is written there, stays.
+    """
+    scheme, _, rest = uri.partition("?")[0].partition("://")
+    authority, slash, path = rest.partition("/")
+    user, _, host = authority.rpartition("@")
+    container = user.partition(":")[0] if scheme.startswith("abfs") else ""
+    return f"{scheme}://{f'{container}@' if container else ''}{host}{slash}{path}"

@@ -4,6 +4,7 @@ Local writes are fsynced and renamed; on S3 and Google Cloud Storage the single 
 Endpoint, region and credentials come from the environment (`AWS_ENDPOINT_URL`, `AWS_ACCESS_KEY_ID`, …).
 """
 
+import base64
 import errno
 import hashlib
 import json
@@ -22,7 +23,7 @@ import pyarrow as pa
 import pyarrow.fs as pafs
 
 from schemas.errors import ConfigError, ContractError
-from schemas.secrets import HOW_TO_PASS, secret_in, without_secrets
+from schemas.secrets import HOW_TO_PASS, secret_in, shown_uri, without_secrets
 
 READ_BYTES = 1 << 20
 WHOLE_BYTES = 128 << 20
@@ -40,18 +41,17 @@ VISIBLE = ("abfs", "hdfs")
 """Names of filesystems, as pyarrow has them, on which a file can be seen while it is written."""
 AZURE_ACCOUNT, AZURE_KEY = "AZURE_STORAGE_ACCOUNT", "AZURE_STORAGE_KEY"
 """Environment variables of an account and its key, as Azure's tools name them. pyarrow reads the other credentials."""
-AZURE_HOSTS = re.compile(
-    r"\.(?:blob|dfs)\.core\.(?:windows\.net|chinacloudapi\.cn|usgovcloudapi\.net)|127\.0\.0\.1:\d+"
-)
-"""Hosts that get requests which are signed with the key: those of Azure, after the name of the account, and this
-machine. A signature does not name the host, so another one that a URI names could send the request on to Azure."""
-AZURE_PLACE = re.compile(r"(?:[\w-]+@)?[\w-]+(?:\.[\w-]+)*", re.ASCII)
+AZURE_PLACE = re.compile(r"(?:[\w$-]+@)?[a-z0-9]+\.(?:dfs|blob)\.core\.windows\.net", re.ASCII)
 AZURE_OPTION = re.compile(
-    r"(?:blob|dfs)_storage_authority=\.?[\w-]+(?:\.[\w-]+)*(?::(?:[1-5]\d{4}|6[0-4]\d{3}|[1-9]\d{0,3}))?|(?!\w*authority)\w+=[\w-]*",
+    r"(?:blob|dfs)_storage_authority="
+    r"(?:\.(?:blob|dfs)\.core\.(?:windows\.net|chinacloudapi\.cn|usgovcloudapi\.net)|127\.0\.0\.1:[1-6]\d{0,4})"
+    r"|(?!\w*authority)\w+=[\w-]*",
     re.ASCII,
 )
-"""Forms of the container and account in a URI, and of one of its options. With other hosts, the library of Azure ends
-the process."""
+"""Forms of the container and account in a URI, and of one of its options. The hosts are Azure's, or this machine: a URI
+may be a stranger's, and a login or a signature that another host gets is valid for every account, or at Azure."""
+CLEAR_TEXT = "enable_tls=false"
+ANONYMOUS = "credential_kind=anonymous"
 GOOGLE = ("gs://", "gcs://")
 OPTIONS = {"s3": "allow_delayed_open=true", "gs": "retry_limit_seconds=60", "gcs": "retry_limit_seconds=60"}
 """Default options by scheme, which options in a URI override. With S3, a small file is sent in one request, so that an
@@ -428,7 +428,7 @@ def resolve_uri(uri: str) -> tuple[pafs.FileSystem, str]:
         return pafs.LocalFileSystem(), uri
     location, _, options = rest.partition("?")
     authority, slash, path = location.partition("/")
-    shown = f"{scheme}://{authority.rpartition('@')[2]}{slash}{path}"
+    shown = shown_uri(uri)
     if scheme in BUCKETS and not authority:
         form = "CONTAINER@ACCOUNT.dfs.core.windows.net" if scheme in AZURE else "BUCKET"
         raise ConfigError(f"{shown}: expected a bucket after {scheme}://, got none. Write {scheme}://{form}/FOLDER.")
@@ -444,13 +444,8 @@ def resolve_uri(uri: str) -> tuple[pafs.FileSystem, str]:
         raise ConfigError(
             f"{shown}: expected a path without empty, `.` or `..` segments, got {segments} in it. Remove such segments."
         )
-    if scheme in AZURE and not (
-        AZURE_PLACE.fullmatch(authority) and all(map(AZURE_OPTION.fullmatch, filter(None, options.split("&"))))
-    ):
-        raise ConfigError(
-            f"{shown}: expected CONTAINER@ACCOUNT.dfs.core.windows.net, and options such as "
-            f"blob_storage_authority=127.0.0.1:10000, got {authority!r} and {options!r}. Correct the URI."
-        )
+    if scheme in AZURE:
+        _check_azure(shown, authority, [*filter(None, options.split("&"))])
     defaults = OPTIONS.get(scheme, "")
     own = [options, *([defaults] if defaults.partition("=")[0] not in options else [])]
     try:
@@ -466,7 +461,7 @@ def resolve_uri(uri: str) -> tuple[pafs.FileSystem, str]:
     if isinstance(fs, pafs.S3FileSystem):
         fs = _with_time_limits(fs)
     elif isinstance(fs, pafs.AzureFileSystem):
-        fs = _with_account_key(fs)
+        fs = _with_account_key(fs, shown)
     return fs, root if root == "/" else root.rstrip("/")
 
 
@@ -481,13 +476,42 @@ def _with_time_limits(fs: pafs.S3FileSystem) -> pafs.S3FileSystem:
     return pafs.S3FileSystem(**kept | limits, retry_strategy=pafs.AwsStandardS3RetryStrategy(max_attempts=ATTEMPTS))
 
 
-def _with_account_key(fs: pafs.AzureFileSystem) -> pafs.AzureFileSystem:
-    """Return the same filesystem with the key of its account, if the environment has it and the hosts are Azure's."""
+def _check_azure(shown: str, authority: str, options: list[str]) -> None:
+    """Raise ConfigError if a URI of Azure names another host, or one to which credentials would go in clear text."""
+    if not (AZURE_PLACE.fullmatch(authority) and all(map(AZURE_OPTION.fullmatch, options))):
+        raise ConfigError(
+            f"{shown}: expected CONTAINER@ACCOUNT.dfs.core.windows.net and, for a server on this machine, options such "
+            f"as blob_storage_authority=127.0.0.1:10000, got {authority!r} and {'&'.join(options)!r}. Correct the URI."
+        )
+    local = [option for option in options if "authority=127." in option]
+    if CLEAR_TEXT in options and len(local) < 2:
+        raise ConfigError(
+            f"{shown}: expected {CLEAR_TEXT} only where blob_storage_authority and dfs_storage_authority are on this "
+            f"machine, got {'&'.join(options)!r}. Remove {CLEAR_TEXT}."
+        )
+    if local and not os.environ.get(AZURE_KEY) and ANONYMOUS not in options:
+        raise ConfigError(
+            f"{shown}: expected the account and key of a server on this machine, got no {AZURE_KEY}. "
+            f"Set {AZURE_ACCOUNT} and {AZURE_KEY}."
+        )
+
+
+def _with_account_key(fs: pafs.AzureFileSystem, shown: str) -> pafs.AzureFileSystem:
+    """Return the same filesystem with the key of its account, if the environment has it.
+
+    Raises ConfigError if the key is not in base64.
+    """
     _, (options,) = fs.__reduce__()
-    account, hosts = options["account_name"], [options[f"{kind}_storage_authority"] for kind in ("blob", "dfs")]
+    account = options["account_name"]
     key = os.environ.get(AZURE_KEY) if account == os.environ.get(AZURE_ACCOUNT) else None
-    if not key or not all(map(AZURE_HOSTS.fullmatch, hosts)):
+    if not key:
         return fs
+    try:
+        base64.b64decode(key, validate=True)
+    except ValueError:
+        raise ConfigError(
+            f"{shown}: expected a key in base64 in {AZURE_KEY}, got another text. Copy the key of the account again."
+        ) from None
     places = {name: value for name, value in options.items() if name.endswith(("_authority", "_scheme"))}
     return pafs.AzureFileSystem(account, account_key=key, **places)
 

@@ -7,7 +7,7 @@ is missing there are skipped, with its name. Where Spark is installed a missing 
 import json
 import os
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -79,6 +79,14 @@ def is_ours(name: str) -> bool:
 def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> pytest.Module | None:
     """A test file as pytest takes it, unless there is no Spark."""
     return None if find_spec("pyspark") else WithoutSpark.from_parent(parent, path=module_path)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """A report whose captured output can be sent to another process: xdist ends at a lone surrogate in it."""
+    report = yield
+    report.sections = [(name, text.encode("utf-8", "backslashreplace").decode()) for name, text in report.sections]
+    return report
 
 
 @pytest.hookimpl(optionalhook=True)

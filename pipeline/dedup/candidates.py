@@ -131,7 +131,9 @@ def join_payloads(search: CopySearch, pairs: DataFrame, rest: StoredFrame | None
         earlier = payloads.where(part_number("node") == EARLIER)
         payloads = payloads.join(few, "node", "left_semi")
         payloads = payloads if search.earlier is None else payloads.union(earlier)
-    readers = payload_partitions(search.partitions, num_groups(search.spark, len(search.tasks)))
+    files = 0 if search.earlier is None else search.earlier.num_files
+    writers = sum(num_groups(search.spark, number) for number in (len(search.tasks), files))
+    readers = payload_partitions(search.partitions, writers)
     empty = F.lit(b"")
     own = payloads.select("node", empty.alias("leader"), F.lit(0).cast("long").alias("key"), empty, "payload")
     by_node = pairs.withColumn("payload", empty).union(own)
@@ -140,13 +142,13 @@ def join_payloads(search: CopySearch, pairs: DataFrame, rest: StoredFrame | None
     return carried.repartition(readers, "leader").sortWithinPartitions("leader", "node")
 
 
-def payload_partitions(partitions: int, groups: int) -> int:
+def payload_partitions(partitions: int, writers: int) -> int:
     """Return the number of partitions of the shuffle of pairs and payloads: `partitions`, within MAX_BLOCKS.
 
-    `groups`: number of Spark tasks that read the payloads of parts. The other writers are those of the pairs, one for
-    each of the `partitions` of their keys.
+    `writers`: number of Spark tasks that read payloads. The other writers are those of the pairs, one for each of the
+    `partitions` of their keys.
     """
-    return max(1, min(partitions, MAX_BLOCKS // (partitions + groups)))
+    return max(1, min(partitions, MAX_BLOCKS // (partitions + writers)))
 
 
 def outcomes_of(number: int, batches: Iterator[pa.RecordBatch], compare: Compare) -> Outcomes:

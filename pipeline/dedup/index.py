@@ -203,6 +203,8 @@ class EarlierBuckets:
     """Rows (key, order, position) of the bucket leaders; `position` is the number of the round."""
     payloads: DataFrame
     """Rows (node, payload) of the bucket leaders; a payload holds text digest and signature."""
+    num_files: int
+    """Number of files that the payloads are read from."""
 
 
 @dataclass(frozen=True)
@@ -221,7 +223,8 @@ class Indexes:
         node = F.concat("doc_id", F.lit(EARLIER_PART_BYTES)).alias("node")
         order = F.expr(f"substring(order, 1, octet_length(order) - {PART_BYTES})")
         bands = self._read("bands", BANDS, BANDS_DDL).withColumn("order", F.concat(order, F.lit(EARLIER_PART_BYTES)))
-        return EarlierBuckets(bands, self._leaders().select(node, "payload"))
+        files = sum(len(table.manifest.paths_of("leaders/")) for table in self.tables.values())
+        return EarlierBuckets(bands, self._leaders().select(node, "payload"), files)
 
     def clusters(self) -> DataFrame:
         """Return rows (node, root) for the bucket leaders of all indexes; `root` is the node that names the cluster."""

@@ -444,7 +444,7 @@ def _log_result(result: PartResult) -> None:
 def part_results(folder: Store) -> list[str]:
     """Return the paths of the stored results of completed parts."""
     # A source may be named `parts`; its shards are in subfolders of this folder.
-    return [f"{PARTS}/{name}" for name in folder.child(PARTS).names()]
+    return [f"{PARTS}/{name}" for name in folder.child(PARTS).names() if name.endswith(".json")]
 
 
 def delete_part_results(folder: Store) -> None:

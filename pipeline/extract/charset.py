@@ -14,6 +14,8 @@ from typing import Literal
 from resiliparse.parse.encoding import detect_encoding, map_encoding_to_html5
 
 Origin = Literal["bom", "http", "meta", "utf-8", "detector"]
+PLAIN_TEXT = "text/plain"
+"""Media type of pages that are not parsed; their entities are content."""
 DECODED = "_decoded"
 """Field of a row: its page, if a stage before extraction has decoded it."""
 Candidate = tuple[str, Origin]

@@ -14,7 +14,7 @@ from pydantic import Field, model_validator
 
 from pipeline.engine.stage import CPU, EMPTY_LINES_KEPT, TITLE_FIRST, Drop, PerDocument, Row, RowFunction
 from pipeline.extract.assemble import EMPTY_LINE, MARKED_LINES
-from pipeline.extract.charset import DECODED, decode
+from pipeline.extract.charset import DECODED, PLAIN_TEXT, decode
 from pipeline.extract.extractors import (
     MIN_VISIBLE_WORDS,
     DecodedPage,
@@ -46,8 +46,6 @@ LIMITED, ERRORS = "_limited", "_errors"
 it, such as `trafilatura/ValueError`."""
 ISOLATED = "_isolated"
 """Field of a row: why an extractor in a process of its own gave no text, such as `stopped`; None for another error."""
-PLAIN_TEXT = "text/plain"
-"""Media type of pages that are not parsed; their entities are content."""
 
 _LINE_END = re.compile(r"\r\n?|[\v\f\x1c-\x1e\x85\u2028\u2029]")
 _CONTROL = re.compile(r"[\x00-\x08\x0e-\x1f\x7f-\x9f\ufeff]")

@@ -15,12 +15,12 @@ from functools import partial
 from pipeline.engine.rules import KEPT, RowChecks
 from pipeline.engine.stage import CPU, Check, PerDocument, Row, extend_schema
 from pipeline.engine.worker import FusedStages, ModelPaths
+from pipeline.extract.charset import PLAIN_TEXT
 from pipeline.extract.extract import (
     ERRORS,
     EXTRACT,
     GUARD,
     ISOLATED,
-    PLAIN_TEXT,
     ExtractConfig,
     config_of_extractor,
     make_extract,
@@ -101,7 +101,7 @@ class SeveralExtractors:
         If none passes, or without a union, it is measured on the text of the first. The fields TRIED, COMPARED and CPU
         of the row hold what the further extractors did, and what that took.
         """
-        given = dict(row)
+        given = {name: value for name, value in row.items() if name != CPU}
         first = self._measured(self._first, row)
         name = self._config.compare
         if name is not None and not is_in_share(shuffle_key(COMPARE_SEED, given["doc_id"]), self._config.compare_share):

@@ -298,9 +298,15 @@ def test_what_has_little_visible_text_or_a_text_already_passes(lid: str) -> None
     assert make_early_language(LanguageConfig(early=True), {MODEL: lid})({"text": GERMAN * 9}) is None
 
 
+def test_plain_text_has_no_tags(lid: str) -> None:
+    text = f"{GERMAN} a <b dann {(ENGLISH + ' ') * 30}"
+    row: Row = {"text": None, "_payload": text.encode(), "_http_charset": "utf-8", "mime": "text/plain"}
+    assert make_early_language(LanguageConfig(early=True), {MODEL: lid})(row) is None
+
+
 def test_excerpts_are_in_the_middle_of_equal_parts() -> None:
-    assert early_excerpts("<p>" + "a" * 299) == []
-    assert early_excerpts("<p>" + "a" * 100 + "b" * 300 + "a" * 100) == ["b" * 300]
+    assert early_excerpts("a" * 299) == []
+    assert early_excerpts("a" * 100 + "b" * 300 + "a" * 100) == ["b" * 300]
     found = early_excerpts("".join(letter * 1000 for letter in "abcd"))
     assert found == [letter * 300 for letter in "abcd"]
 

@@ -19,6 +19,7 @@ from schemas.logs import (
     TEXT,
     WORKER_LOGGER,
     LoggedParser,
+    WorkerLog,
     add_log_option,
     add_log_settings,
     log_fields,
@@ -41,7 +42,8 @@ Lines = Callable[[], list[dict[str, Any]]]
 
 @pytest.fixture(autouse=True)
 def _settings() -> Iterator[None]:
-    """The settings of the log after each test are those before all tests."""
+    """The settings of the log before and after each test are those of a new process."""
+    set_log(TEXT)
     yield
     set_log(TEXT)
 
@@ -91,12 +93,36 @@ def test_fields_are_those_of_the_process_the_block_and_the_record(json_lines: Li
     [
         ("s3://b/run/", "s3://b/run"),
         ("s3://key:secret@b/run?endpoint_override=http://h&secret_key=x", "s3://b/run"),
+        (
+            "abfs://box:secret@account.dfs.core.windows.net/run?enable_tls=false",
+            "abfs://box@account.dfs.core.windows.net/run",
+        ),
         ("/a/../run", "/run"),
         ("hf_0123456789012345678901234567890123", f"{Path.cwd()}/hf_0123456789012345678901234567890123"),
     ],
 )
 def test_the_uri_of_a_run_has_no_secret(address: str, uri: str) -> None:
     assert uri_of(address) == uri
+
+
+def test_a_line_of_a_worker_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    with logging_as(WorkerLog("text", {"run": "r\n2026-01-01 ERROR fake"})):
+        WORKER_LOGGER.info("part begins")
+    assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+def test_nothing_is_raised_where_standard_error_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stderr", None)
+    with printable_output():
+        print_error("no")
+
+
+def test_the_level_that_a_program_has_set_stays() -> None:
+    program = (
+        "import logging; log = logging.getLogger('penstock'); log.setLevel(30); import schemas.logs; print(log.level)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout == "30\n"
 
 
 def test_messages_have_no_secret(json_lines: Lines) -> None:

@@ -127,6 +127,9 @@ def test_a_folder_in_place_of_a_file_is_one_sentence(tmp_path: Path) -> None:
 AZURE_RUN = "abfs://box@account.dfs.core.windows.net/run"
 
 
+LOCAL = "blob_storage_authority=127.0.0.1:10000&dfs_storage_authority=127.0.0.1:10000"
+
+
 def key_of(uri: str) -> str:
     key: str = Store(uri).fs.__reduce__()[1][0]["account_key"]
     return key
@@ -137,33 +140,50 @@ def test_azure_gets_the_key_of_its_account_from_the_environment(monkeypatch: pyt
     monkeypatch.setenv(AZURE_ACCOUNT, "account")
     assert key_of(AZURE_RUN) == ""
     monkeypatch.setenv(AZURE_KEY, "a2V5")
-    assert key_of(AZURE_RUN) == "a2V5"
-    assert Store(f"{AZURE_RUN}?enable_tls=false").fs.__reduce__()[1][0]["blob_storage_scheme"] == "http"
+    assert key_of(AZURE_RUN) == key_of(f"{AZURE_RUN}?{LOCAL}&enable_tls=false") == "a2V5"
     assert "a2V5" not in repr(pickle.dumps(Store(AZURE_RUN)))
     assert key_of(AZURE_RUN.replace("account", "other")) == ""
     monkeypatch.delenv(AZURE_ACCOUNT)
     assert key_of(AZURE_RUN) == ""
 
 
+def test_a_key_that_is_none_is_not_quoted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(AZURE_ACCOUNT, "account")
+    monkeypatch.setenv(AZURE_KEY, "geheim!")
+    with pytest.raises(ConfigError, match="expected a key in base64 in AZURE_STORAGE_KEY, got another text") as error:
+        Store(AZURE_RUN)
+    assert "geheim" not in str(error.value)
+
+
+@pytest.mark.parametrize("key", ["a2V5", ""])
 @pytest.mark.parametrize(
-    ("host", "is_used"),
+    "options",
     [
-        ("127.0.0.1:10000", True),
-        (".dfs.core.usgovcloudapi.net", True),
-        ("evil.example", False),
-        (".evil.example", False),
-        (".dfs.core.windows.net.evil.example", False),
-        ("127.0.0.1.evil.example:1", False),
+        "blob_storage_authority=evil.example",
+        "dfs_storage_authority=.evil.example",
+        "dfs_storage_authority=.dfs.core.windows.net.evil.example",
+        "dfs_storage_authority=127.0.0.1.evil.example:1",
+        "blob_storage_authority=.localhost:443",
+        "enable_tls=false",
+        "enable_tls=false&blob_storage_authority=127.0.0.1:1",
     ],
 )
-def test_no_host_of_others_gets_a_request_that_the_key_signs(
-    monkeypatch: pytest.MonkeyPatch, host: str, is_used: bool
+def test_no_other_host_gets_a_signature_or_login_of_azure(
+    monkeypatch: pytest.MonkeyPatch, options: str, key: str
 ) -> None:
-    """A run folder of a stranger may name such a URI, and the host could send the signed request on to Azure."""
+    """A run folder of a stranger may name such a URI. A login is valid for every account of the user."""
     monkeypatch.setenv(AZURE_ACCOUNT, "account")
-    monkeypatch.setenv(AZURE_KEY, "a2V5")
-    for kind in ("blob", "dfs"):
-        assert key_of(f"{AZURE_RUN}?{kind}_storage_authority={host}") == ("a2V5" if is_used else "")
+    monkeypatch.setenv(AZURE_KEY, key)
+    with pytest.raises(ConfigError, match=r"Correct the URI|Remove enable_tls=false"):
+        Store(f"{AZURE_RUN}?{options}")
+
+
+def test_a_server_on_this_machine_needs_a_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without one, the library of Azure would end the process."""
+    monkeypatch.delenv(AZURE_KEY, raising=False)
+    with pytest.raises(ConfigError, match="Set AZURE_STORAGE_ACCOUNT and AZURE_STORAGE_KEY"):
+        Store(f"{AZURE_RUN}?{LOCAL}&enable_tls=false")
+    assert key_of(f"{AZURE_RUN}?{LOCAL}&enable_tls=false&credential_kind=anonymous") == ""
 
 
 @pytest.mark.parametrize(
@@ -178,6 +198,7 @@ def test_no_host_of_others_gets_a_request_that_the_key_signs(
         (f"{AZURE_RUN}?blob_storage_authorit%79=127.0.0.1:x", "expected CONTAINER@ACCOUNT.dfs.core.windows.net"),
         (f"{AZURE_RUN}?dfs_storage_authority=127.0.0.1:1@evil.example", "expected CONTAINER@ACCOUNT.dfs.core"),
         (f"{AZURE_RUN}?dfs_storage_authority=127.0.0.1:99999", "expected CONTAINER@ACCOUNT.dfs.core.windows.net"),
+        ("abfs://box@host.example/run", "abfs://box@host.example/run: expected CONTAINER@ACCOUNT.dfs.core.windows.net"),
     ],
 )
 def test_addresses_of_azure_that_are_refused(uri: str, problem: str) -> None:

@@ -93,6 +93,7 @@ def test_a_takedown_starts_again_from_parts_of_other_code(tmp_path: Path) -> Non
     delete_incomplete_parts(folder)
     assert {*folder.walk()} == {"parts/part-00000.json", kept.files["table"].path}
     write_value(folder, 1, "b")
+    folder.write_atomic("parts/part-00000.json.0123abcd.partial", b"{")
     delete_incomplete_parts(folder)
     assert not [*folder.walk()]
 

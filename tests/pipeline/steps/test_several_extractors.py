@@ -1,5 +1,6 @@
 """Several extractors: whose text of a page is kept, what a comparison holds, and what the limits then change."""
 
+import itertools
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -120,6 +121,15 @@ def test_a_page_on_which_no_text_passes_keeps_the_first(
     assert (row["text"], row.get("drop_rule")) == (text, rule)
     assert row[TRIED] == [("trafilatura", False)]
     assert row[STOPPED] == (["trafilatura"] if page == "refused" else [])
+
+
+def test_the_times_of_several_extractors_do_not_mix(read: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also if a stage before extraction has spent time on the row. Each look at this clock takes a second."""
+    seconds = itertools.count()
+    monkeypatch.setattr("time.thread_time", lambda: float(next(seconds)))
+    row = run("both", "penstock", "trafilatura", "resiliparse", **{CPU: {"language": 5.0}})
+    assert row[CPU]["language"] == 5.0
+    assert row[CPU]["extract"] == row[CPU]["quality"] == 1.0
 
 
 def test_the_order_of_the_union_decides(read: list[str]) -> None:
