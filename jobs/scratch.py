@@ -62,9 +62,9 @@ def open_scratch(parents: Sequence[Path]) -> Iterator[Scratch]:
             remove_abandoned(parent)
             folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=parent))
             held.callback(_remove, folder)
-            (folder / LOCAL).mkdir()
-            locks.append(_lock_new(folder))
+            locks.append(_lock_new(folder))  # first: a folder without it is never removed
             held.callback(os.close, locks[-1])
+            (folder / LOCAL).mkdir()
             folders.append(folder)
         yield Scratch(folders, locks)
 

@@ -21,6 +21,10 @@ LINES = [
 ]
 
 
+CUT = '{"logger": "penstock.worker", "mess'
+"""The incomplete line of a killed worker."""
+
+
 @pytest.mark.parametrize("everything", [False, True])
 def test_lines_of_workers_are_logged_and_the_others_if_asked_for(
     tmp_path: Path, everything: bool, json_lines: Callable[[], list[dict[str, Any]]]
@@ -31,12 +35,13 @@ def test_lines_of_workers_are_logged_and_the_others_if_asked_for(
             file.write(line[:20])
             file.flush()
             file.write(f"{line[20:]}\n")
-        file.write(json.dumps({"logger": "penstock.worker"}))  # an incomplete line of a killed worker
+        file.write(CUT)
     lines = json_lines()
     others = [line for line in lines if line["logger"] != WORKER["logger"]]
     assert [line for line in lines if line not in others] == [WORKER]
+    assert (others[-1]["message"], others[-1]["logger"]) == (CUT, "penstock.spark")
     if not everything:
-        assert others == []
+        assert len(others) == 1
         return
     assert [(line["level"], line["message"][:30]) for line in others] == [
         ("WARNING", LINES[0][:30]),
@@ -44,5 +49,6 @@ def test_lines_of_workers_are_logged_and_the_others_if_asked_for(
         ("INFO", LINES[3]),
         ("INFO", LINES[4][:30]),
         ("ERROR", LINES[6][:30]),
+        ("INFO", CUT[:30]),
     ]
     assert {line["logger"] for line in others} == {"penstock.spark"}

@@ -76,7 +76,7 @@ class RankPool:
                 rank = waiting[pipe]
                 try:
                     answers[rank] = pipe.recv()
-                except EOFError:
+                except (EOFError, ConnectionResetError):  # the second if it had not read all that it got
                     answers[rank] = None, "died"
                 if answers[rank][1]:
                     limit = min(limit, time.monotonic() + SECONDS_AFTER_FAILURE)
