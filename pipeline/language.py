@@ -138,10 +138,11 @@ def make_early_language(config: LanguageConfig, models: Mapping[str, str]) -> Ro
     def early_language(row: Row) -> Drop | None:
         if row["text"] is not None:
             return None
-        page = row[DECODED] = decode(row["_payload"], row["_http_charset"])
+        page = decode(row["_payload"], row["_http_charset"])
         text = page.text if row.get("mime") == PLAIN_TEXT else text_between_tags(page.text)
         scores = [_most_probable(model, excerpt) for excerpt in early_excerpts(text)]
         if not scores or any(sum(score[code] for code in kept & score.keys()) >= MIN_EARLY_SCORE for score in scores):
+            row[DECODED] = page
             return None
         row["charset"], row["charset_from"], row[EARLY] = page.charset, page.origin, True
         totals: Counter[str] = Counter()

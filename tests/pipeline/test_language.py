@@ -3,7 +3,8 @@
 import gzip
 import json
 import random
-from collections import defaultdict
+from collections import Counter, defaultdict
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,11 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
+from jobs.recipe import read_recipe
 from pipeline.engine.rules import evaluate_row
 from pipeline.engine.stage import Drop, Row
 from pipeline.extract.charset import DECODED
+from pipeline.extract.extract import ExtractConfig, make_extract
 from pipeline.language import (
     LANGUAGE,
     MODEL,
@@ -30,7 +33,11 @@ from pipeline.language import (
     text_between_tags_in_python,
 )
 from pipeline.models import ModelsConfig, ensure_model
+from pipeline.sources.config import SourceConfig
+from pipeline.sources.source import SOURCE
+from pipeline.sources.splits import find_splits, open_stream
 from schemas.errors import ConfigError
+from tests.support.paths import SHARED
 
 ENGLISH = "All human beings are born free and equal in dignity and rights."
 GERMAN = "Alle Menschen sind frei und gleich an Würde und Rechten geboren."
@@ -348,3 +355,38 @@ FUNCTIONS = (text_between_tags, text_between_tags_in_python)
 )
 def test_text_between_tags_by_hand(page: str, text: str) -> None:
     assert [function(page) for function in FUNCTIONS] == [text, text]
+
+
+ARCHIVES = ("pages-000", "pages-001", "pages-002", "udhr-lang")
+WEB = ("en", "de", "zh", "fr", "es", "ru", "pl", "ja", "nl", "el", "it", "pt")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not (SHARED / "warc").exists(), reason="the archives of saved pages are not here")
+@pytest.mark.parametrize(
+    ("languages", "lost", "kept", "early", "others"), [(("en",), 1, 1818, 1879, 1982), (WEB, 0, 3236, 345, 472)]
+)
+def test_early_drops_of_saved_pages(
+    lid: str, languages: tuple[str, ...], lost: int, kept: int, early: int, others: int
+) -> None:
+    """The figures of MIN_EARLY_SCORE, within 2 %: another extractor changes which pages are kept."""
+    recipe = read_recipe("web", [f"source.paths={[f'{SHARED}/warc/{name}.warc.gz' for name in ARCHIVES]}"])
+    extract = make_extract(
+        recipe.section("extract", ExtractConfig), {"main_text": str(ensure_model("main-text", ModelsConfig()).path)}
+    )
+    config = LanguageConfig(languages=languages, early=True)
+    measure, gate = make_language(config, {MODEL: lid}), make_early_language(config, {MODEL: lid})
+    source, counts = recipe.section("source", SourceConfig), Counter[str]()
+    for split in find_splits(source):
+        with closing(open_stream(split)) as stream:
+            for row, drop in SOURCE.open(split, stream, source):
+                if drop is not None:
+                    continue
+                is_early = gate(dict(row)) is not None
+                drop = extract(row) or measure(row)
+                if drop is None:
+                    counts.update(kept=1, lost=is_early)
+                elif row.get("language") not in (None, *languages):
+                    counts.update(others=1, early=is_early)
+    assert counts["lost"] <= lost + 1
+    assert [counts[name] for name in ("kept", "others", "early")] == pytest.approx([kept, others, early], rel=0.02)
