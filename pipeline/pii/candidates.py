@@ -9,6 +9,7 @@ import unicodedata
 from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import regex
@@ -69,11 +70,13 @@ FAMILIES = {
     "at": CandidateFamily(re.compile("@"), 130, 260),
     "percent": CandidateFamily(re.compile("%(?:25)?40"), 130, 260),
     "digits": CandidateFamily(regex.compile(r"[0-9](?:[ \-./()]{0,3}+[0-9]){6,}+"), 3, 3),
-    "dots": CandidateFamily(regex.compile(r"[0-9]{1,3}(?:\.[0-9]{1,3}){3}"), 2, 2),
+    # One search for two subjects, since looking at every digit is most of its time.
+    "dots": CandidateFamily(regex.compile(r"[0-9]{1,3}(?:(?:\.[0-9]{1,3}){3}|[0-9]{3}[A-F+U-Y(][0-9A])"), 20, 5),
     "colons": CandidateFamily(regex.compile(r":[0-9A-Fa-f]{0,4}:"), 6, 42),
     "codes": CandidateFamily(
         regex.compile(
             r"[A-Z]{2}(?:[0-9]{2}(?:[ -]?[A-Z0-9]{3,4}){2,9}+|[A-Z]{4}[0-9L-V]{2}[A-Z]|[A-Z]{3}[0-9]{4}[A-Z]"
+            r"|[A-Z]{2}[0-9]{6}[HMX][A-Z]{5}"
             r"| ?[0-9]{2} ?[0-9]{2} ?[0-9]{2} ?[A-D])"
         ),
         2,
@@ -81,8 +84,22 @@ FAMILIES = {
     ),
     "tokens": CandidateFamily(regex.compile(ANCHORS, regex.IGNORECASE), 60, 1600),
     "keys": CandidateFamily(re.compile(r"-----BEGIN [A-Z0-9 ]{0,24}PRIVATE KEY"), 0, 3900),
-    "coins": CandidateFamily(re.compile(r"[13b][a-zA-HJ-NP-Z0-9]{25,}+"), 2, 2),
+    "coins": CandidateFamily(re.compile(r"[13LMTDX][a-zA-HJ-NP-Z0-9]{24,}+"), 2, 2),
+    "segwit": CandidateFamily(re.compile(r"c1[ac-hj-np-z02-9]{11,}+"), 4, 2),
+    "hex": CandidateFamily(re.compile(r"0x[0-9a-fA-F]{40}"), 1, 1),
+    "codes_on_request": CandidateFamily(regex.compile(r"[0-9]{4}|[0-9]{2}[A-Z][0-9]{2}"), 16, 16),
+    "travel_zone": CandidateFamily(re.compile(r"[0-9]{7}[MFX<][0-9]{7}"), 62, 18),
+    "plates": CandidateFamily(regex.compile(r"[A-Z0-9?][ .?-]?[0-9]{1,4}|[0-9][ -]?[A-Z]"), 10, 10),
+    "hyphens": CandidateFamily(re.compile(r"-[0-9A-Fa-f]{2}-"), 6, 18),
+    "degrees": CandidateFamily(regex.compile(r"[0-9]\.[0-9]{4}|[0-9]\?? ?[NS]|[0-9][?'] ?[0-9]"), 12, 48),
+    "handles": CandidateFamily(regex.compile(r"@[A-Za-z0-9_]|[/=][A-Za-z@]|(?i:user|login|nick|handle)"), 30, 60),
 }
+
+
+@lru_cache(maxsize=1)  # The types of numbers and the telephone numbers of a text ask for the same runs.
+def digit_runs(folded: str) -> list[tuple[int, int]]:
+    """Return the spans of the runs of digits in the ASCII form of a text."""
+    return [match.span() for match in FAMILIES["digits"].pattern.finditer(folded)]
 
 
 def candidate_windows(folded: str, family: CandidateFamily) -> list[tuple[int, int]]:
@@ -91,8 +108,10 @@ def candidate_windows(folded: str, family: CandidateFamily) -> list[tuple[int, i
     `folded` is the ASCII form of a text. A window has at most MAX_WINDOW characters.
     """
     spans: list[tuple[int, int]] = []
-    for match in family.pattern.finditer(folded):
-        start, end = max(0, match.start() - family.before), min(len(folded), match.end() + family.after)
+    is_digits = family is FAMILIES["digits"]
+    matches = digit_runs(folded) if is_digits else [match.span() for match in family.pattern.finditer(folded)]
+    for first, last in matches:
+        start, end = max(0, first - family.before), min(len(folded), last + family.after)
         if spans and start <= spans[-1][1] and end - spans[-1][0] <= MAX_WINDOW:  # Overlapping windows are merged.
             spans[-1] = spans[-1][0], end
         else:  # A span above the maximum length is split into windows with overlap, so that no value is cut.

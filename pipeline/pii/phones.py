@@ -9,7 +9,7 @@ from bisect import bisect_left
 from collections.abc import Iterator
 from typing import Any
 
-from pipeline.pii.candidates import FAMILIES
+from pipeline.pii.candidates import digit_runs
 
 REGIONS = {
     language: tuple(regions.split())
@@ -46,25 +46,47 @@ NAMING_PARTS = (
 )  # fmt: skip
 """The same in scripts without spaces, where these words occur inside longer runs of characters."""
 
-_SIGNS = re.compile(r"[+(]{0,2}\Z")
+_SIGNS = re.compile(r"(?:\+ |[+(]{0,2})\Z")
 _GROUP = re.compile("[0-9]+")
 _DIGITS, _WORD = re.compile(r"\d"), re.compile(r"[^\W\d_]+")
 _INSIDE, _AFTER_AREA = re.compile(r"[ ./-]|\)?[ -]?\(|\)[ ./-]?|- "), re.compile(" [-/] ")
 """Separators between the digit groups of a number, and between its area code and the rest; any other text separates two
 numbers."""
-_EXTENSION = re.compile(r" ?(?:x|ext\.? ?)[0-9]{1,6}(?![0-9A-Za-z])")
-# Digits with separators that are no telephone number: dates, years, ISBN-13, groups as in an IP address or a US SSN.
+# Three numbers with blanks around their dashes, as in 415 - 555 - 0139 and 1 - 800 - 555 - 0199.
+_SPACED = re.compile(
+    r"(?:1 ?- ?)?(?:\([0-9]{3}\) ?- ?[0-9]{3,4} ?- ?[0-9]{4}|[0-9]{3} - [0-9]{3,4} - [0-9]{4})(?![0-9]| ?-)"
+)
+_EXTENSION = re.compile(
+    r"[ ,;]{0,2}\(?(?:(x|(?:ext(?:ension|n)?|durchwahl|poste|interno|ramal|anexo|toestel|wew|доб)\b[.: ]{0,3}"
+    r"|(?:转|轉|分机|分機|内线|內線|内線)[:： ]{0,2})|#|\*)[0-9]{1,6}(?![0-9A-Za-z])",
+    re.IGNORECASE,
+)
+"""An extension after a number; a word for it marks the digits before it as a telephone number."""
+_NEXT = re.compile(
+    r"[\s)]{0,3}(?:[,;/|&、，；或和及]|\b(?:or|and|oder|und|ou|et|o|y|e|или|и|of|en)\b)[\s(+]{0,3}", re.IGNORECASE
+)
+"""What is between a number and a second number of the same person."""
+# Digits with separators that are no telephone number: dates, also after minutes, years, pages of a journal, ranges of
+# ZIP codes, the prefix of Britain's text relay, ISBN-13, groups as in an IP address or a US SSN.
 _OTHER = re.compile(
-    r"(?:1[5-9]|20)[0-9]{2}[-./ ](?:0?[1-9]|1[0-2])[-./ ](?:0?[1-9]|[12][0-9]|3[01])(?![0-9])"
+    r"[0-5][0-9] (?:0[1-9]|[12][0-9]|3[01])\.(?:0[1-9]|1[0-2])\.(?:19|20)[0-9]{2}(?![0-9])"
+    r"|(?:0?[1-9]|1[0-2])/(?:19|20)[0-9]{2}(?![0-9])|[0-9]{1,4}-[0-9]{1,4} \((?:1[5-9]|20)[0-9]{2}(?=\))"
+    r"|0[0-9]{4} ?- ?0[0-9]{4}(?![0-9-])|1800[12](?= 0)"
+    r"|(?:1[5-9]|20)[0-9]{2}[-./ ](?:0?[1-9]|1[0-2])[-./ ](?:0?[1-9]|[12][0-9]|3[01])(?![0-9])"
     r"|(?:0?[1-9]|[12][0-9]|3[01])[-./ ](?:0?[1-9]|[12][0-9]|3[01])[-./ ](?:1[5-9]|20)[0-9]{2}(?![0-9])"
     r"|(?:(?:1[5-9]|20)[0-9]{2}[ -./]{0,3}){2,}(?![0-9])"
     r"|97[89](?:[- ]?[0-9]){10}(?![0-9])"
     r"|[0-9]{1,3}(?:\.[0-9]{1,3}){3}(?![0-9])|[0-9]{3}-[0-9]{2}-[0-9]{4}(?![0-9])"
 )
 _BEFORE = re.compile(
-    r"(?:[0-9A-Za-z]|[0-9][-./,]|[$#_=]\s?|\b(?:isbn|issn|pmid|doi|ean|upc|sku|order|no|nr|id|ref|art)[\s.:-]*)\Z", re.I
+    r"(?:[0-9A-Za-z]|[0-9][-./,]|(?<=[a-z]{3})(?<!tel)(?<!fax)(?<!fon)(?<!one)(?<!mob)/|[$#_=]\s?|\b(?:isbn|issn|pmid|doi|ean|upc|sku|order|no|nr|id|ref|art)[\s.:-]*)\Z",
+    re.I,
 )
 _FOLLOWING = re.compile(r"_?[0-9A-Za-z]|[-./,:][0-9]|\s?(?:%|[$]|(?:EUR|USD|GBP|euros?|dollars?|km|kg)\b)")
+_TRUNK = re.compile(r"(?:\+ ?|00)([0-9]{1,3})[ .-]0")
+_STREET = re.compile(r" (?:[NSEW]\.? )?[A-Z][a-z]+ (?:St|Street|Ave|Avenue|Rd|Road|Blvd|Dr|Drive|Ln|Lane|Way)\b")
+_STATE, _ZIP = re.compile(r"\b[A-Z]{2},? {1,2}\Z"), re.compile(r"[0-9]{5}-[0-9]{4}(?![0-9-])")
+"""A street after what looks like a local number, and the state before a ZIP code of nine digits."""
 # Lengths of digit groups that mark a telephone number without any other sign, as in 415-555-0139 and 138 0000 9430.
 _GROUPINGS = {(3, 3, 4), (3, 4, 4), (1, 3, 3, 4), (1, 3, 3, 2, 2), (3, 3, 2, 2)}
 
@@ -76,18 +98,28 @@ PhoneSpan = tuple[int, int, float]
 def find_phones(text: str, folded: str, language: str | None) -> Iterator[PhoneSpan]:
     """Yield (start, end, score) of every telephone number in a text, given the text and its ASCII form."""
     regions = REGIONS.get(language or "", DEFAULT_REGIONS)
-    for run in FAMILIES["digits"].pattern.finditer(folded):
-        for groups in _segments(folded, run.span()):
-            number = _number_in(text, folded, groups, regions)
+    last = -1
+    for run in digit_runs(folded):
+        for groups in _segments(folded, run):
+            follows = (
+                last >= 0 and groups[0][0] - last <= NEAR and _NEXT.fullmatch(text, last, groups[0][0]) is not None
+            )
+            number = _number_in(text, folded, groups, (follows, regions))
             if number:
+                last = number[1]
                 yield number
 
 
 def _segments(folded: str, run: tuple[int, int]) -> Iterator[Groups]:
     """Divide the digit groups in the span `run` into lists. Each list could be one telephone number."""
     groups: Groups = []
+    spaced = -1
     for match in _GROUP.finditer(folded, *run):
-        if groups:
+        if not groups:
+            bracket = folded.startswith("(", match.start() - 1)
+            whole = _SPACED.match(folded, match.start() - bracket)
+            spaced = whole.end() if whole else -1
+        elif match.end() > spaced:
             area = len(groups) == 1 and folded[groups[0][0]] == "0"
             gap = groups[-1][1], match.start()
             if not _INSIDE.fullmatch(folded, *gap) and not (area and _AFTER_AREA.fullmatch(folded, *gap)):
@@ -97,8 +129,9 @@ def _segments(folded: str, run: tuple[int, int]) -> Iterator[Groups]:
     yield groups
 
 
-def _number_in(text: str, folded: str, groups: Groups, regions: tuple[str, ...]) -> PhoneSpan | None:
-    first, begin = 0, groups[0][0]
+def _number_in(text: str, folded: str, groups: Groups, known: tuple[bool, tuple[str, ...]]) -> PhoneSpan | None:
+    """Return the number at the first group, or after dates. `known`: if it follows another number, and the regions."""
+    (follows, regions), first, begin = known, 0, groups[0][0]
     start = begin - len(_SIGNS.findall(folded[max(0, begin - 2) : begin])[0])
     international = "+" in folded[start:begin] or folded.startswith("00", begin)
     # The number starts at the first group after dates and similar numbers.
@@ -109,16 +142,23 @@ def _number_in(text: str, folded: str, groups: Groups, regions: tuple[str, ...])
         start = begin = groups[first][0]
     if _BEFORE.search(folded, max(0, start - 10), start):
         return None
+    if _ZIP.match(folded, begin) and _STATE.search(folded, max(0, start - 6), start):
+        return None
     end = groups[-1][1]
-    named = _names(text[max(0, start - NEAR) : start]) or _names(text[end : end + NEAR // 4].partition("\n")[0])
+    named = (
+        follows or _names(text[max(0, start - NEAR) : start]) or _names(text[end : end + NEAR // 4].partition("\n")[0])
+    )
     best: PhoneSpan | None = None
     for last in range(min(len(groups), first + MAX_GROUPS), first, -1):
         whole, end = last == len(groups), groups[last - 1][1]
         if not (whole or international or named):
             break
-        extension = _EXTENSION.match(folded, end)
+        if end - begin < 9 and _STREET.match(folded, end):
+            continue
+        extension = _EXTENSION.match(text, end)
         if extension or not _FOLLOWING.match(folded, end):
-            score = phone_score(folded[start:end], named or extension is not None, regions)
+            marked = named or (extension is not None and extension[1] is not None)
+            score = phone_score(folded[start:end], marked, regions)
             # A number that does not extend to the last group must be an assigned one.
             if score > (best[2] if best else 0.0 if whole else WRITTEN_LIKE_PHONE):
                 open_bracket = folded[start] == "(" and ")" not in folded[start:end]
@@ -172,7 +212,9 @@ def _international(written: str, named: bool) -> float:
     import phonenumbers
 
     plus = "+" in written[:2]
-    number = _parse(written if plus else f"+{''.join(_GROUP.findall(written))[2:]}", None)
+    number = _parse(written.replace("+ ", "+") if plus else f"+{''.join(_GROUP.findall(written))[2:]}", None)
+    if number is not None and not phonenumbers.is_possible_number(number):  # Perhaps with the 0 of a national number.
+        number = _parse(_TRUNK.sub(r"+\1", written), None)
     if number is None or not phonenumbers.is_possible_number(number):
         return 0.0
     if phonenumbers.is_valid_number(number):

@@ -27,6 +27,7 @@ Span = tuple[int, int, str, float]
 """(start, end, type, score) of a value in a text."""
 PHONE_FIELD = re.compile("phone|tel|mobil|fax", re.IGNORECASE)
 """Names of fields whose numbers may be phone numbers."""
+_RANK = {name: index for index, name in enumerate(TYPE_NAMES)}
 NER_CHARS = 100_000
 """Maximum length of text that a spaCy pipeline processes at once [characters]; its memory grows with this length."""
 NER_SCORE = 0.4
@@ -123,9 +124,8 @@ def without_overlaps(spans: list[Span]) -> list[Span]:
     Of two spans that overlap, the span with the higher score is kept. If the scores are equal, the longer span is kept.
     If the lengths are equal too, the earlier span is kept.
     """
-    rank = {name: index for index, name in enumerate(TYPE_NAMES)}
     chosen: list[Span] = []
-    for span in sorted(spans, key=lambda s: (-s[3], s[0] - s[1], s[0], rank.get(s[2], len(rank)), s[2])):
+    for span in sorted(spans, key=lambda s: (-s[3], s[0] - s[1], s[0], _RANK.get(s[2], len(_RANK)), s[2])):
         index = bisect_left(chosen, span)
         before, after = chosen[max(0, index - 1) : index], chosen[index : index + 1]
         if (not before or before[0][1] <= span[0]) and (not after or span[1] <= after[0][0]):
@@ -228,7 +228,7 @@ def model_files(config: PiiConfig) -> dict[str, str]:
 
 PII = PerDocument(
     name="pii",
-    version=3,
+    version=4,
     config=PiiConfig,
     reads=("text", "title", "url", "licence", "meta", "language"),
     adds=("text", "title", "url", "licence", "meta", "pii_counts", "num_chars", "num_bytes"),

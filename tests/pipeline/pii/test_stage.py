@@ -23,6 +23,8 @@ from pipeline.pii.stage import PII, PiiConfig, Redactor, make_pii, model_files, 
 from pipeline.pii.types import DEFAULT_TYPES, TYPE_NAMES, has_public_suffix, is_personal_address, is_resident_id
 from schemas.errors import ConfigError
 from schemas.tables import CLEAN, to_entries
+from tests.pipeline.pii.test_national_ids import EXAMPLES
+from tests.pipeline.pii.test_on_request import ON_REQUEST
 from tests.support.paths import ROOT
 
 
@@ -48,6 +50,12 @@ FOUND = [
     ("phone", "You can call 73 448 266", "You can call <PHONE>"),
     ("phone", "Tel. 020 7946 0091 9-17 h", "Tel. <PHONE> 9-17 h"),
     ("phone", "2019-09-16 415-555-0139", "2019-09-16 <PHONE>"),
+    ("phone", "415 - 555 - 0139, 1 - 800 - 555 - 0199 or (415)- 555-0140", "<PHONE>, <PHONE> or <PHONE>"),
+    ("phone", "614-850-8940, ext. 101; 614-850-8941 ext: 3; 614-850-8942 #12", "<PHONE>; <PHONE>; <PHONE>"),
+    ("phone", "+ 353 1 634 7887 and +44 (0)20 7946 0091 extension 7", "<PHONE> and <PHONE>"),
+    ("phone", "電話 (02)2875-7346 分機2159", "電話 <PHONE>"),
+    ("phone", "Tel. 632 442-0061, 929-5452", "Tel. <PHONE>, <PHONE>"),
+    ("phone", "Text relay: call 18001 020 7946 0091", "Text relay: call 18001 <PHONE>"),
     # cards: each issuer's range and grouping; Visa's old 13 digits only where they are named
     ("credit_card", "4111 1111 1111 1111", "<CREDIT_CARD>"),
     ("credit_card", "号4111111111111111。", "号<CREDIT_CARD>。"),
@@ -62,6 +70,8 @@ FOUND = [
     ("ip", "the address 8.8.4.4 or 9.9.9.10", "the address <IP> or <IP>"),
     ("crypto", "1A1zP1eP5QGefi2DMPTfTL5SLmv7DivfNa", "<CRYPTO>"),
     ("crypto", "bc1qw508d6qejxtdg4y5r3zarvary0c5xw7kv8f3t4", "<CRYPTO>"),
+    ("crypto", "to 0x5aAeb6053F3E94C9b9A09f33669435E7Ef1BeAed.", "to <CRYPTO>."),
+    ("crypto", "ETH 0x5aaeb6053f3e94c9b9a09f33669435e7ef1beaed", "ETH <CRYPTO>"),
     ("cn_id", "身份证号：11010519491231002X", "身份证号：<CN_ID>"),
     ("us_ssn", "219-09-9999", "<US_SSN>"),
     ("us_ssn", "social security 219099999", "social security <US_SSN>"),
@@ -105,6 +115,13 @@ LEFT = [
     *("666-12-3456", "219-00-9999", "219099999"),
     # addresses of machines that identify nobody, versions, times
     *("192.168.0.1", "10.1.2.3", "172.16.0.9", "127.0.0.1", "1.2.3.4", "v4.16.61.2", "900.201.312.92", "1.22.33.44.5"),
+    *("0x5aAeb6053F3E94C9b9A09f33669435E7Ef1BeAeD", "0x5aaeb6053f3e94c9b9a09f33669435e7ef1beaed"),
+    # versions, sections and leading zeros in the form of an address; a card or an id after a decimal point
+    *("version 85.14.201.3", "Build: 71.0.103.5", "Chrome/71.0.103.95", "Firmware 10.80.15.99", "see 10.12.13.14"),
+    *("185.04.201.07", "0.4111111111111111", "1,4111111111111111", "x = 3.4222222222222222 card"),
+    # times with dates, months with years, pages of a journal, ZIP codes, streets after "contact"
+    *("14:04 16.12.2011", "Contact (10/1998 - 02/2009) 5x13", "Nature 472, 146-147 (2011)", "NH 03101 - 03111"),
+    *("Washington, DC 20036-2103 phone", "Contact Us 101-1305 Welch St", "12 345 678 - 13 000 000"),
     *("::1", "fe80::1", "12:34:56", "std::vector a::b", "00:1A:2B:3C:4D:5E"),
     # other things with an at sign
     *("5 @ 3.50", "foo@bar", "@NASA", "react@16.7.0/umd", "photos/12345678@N00/", "maps/@52.5200,13.4050,17z"),
@@ -135,8 +152,8 @@ def test_values_are_replaced(redactor: Redactor, kind: str, text: str, expected:
 
 
 def test_every_type_is_shown() -> None:
-    assert {kind for kind, _, _ in FOUND} == set(DEFAULT_TYPES)
-    assert set(TYPE_NAMES) - set(DEFAULT_TYPES) == {"secret"}  # shown in test_secrets.py
+    assert {kind for kind, _, _ in FOUND} | set(EXAMPLES) == set(DEFAULT_TYPES)
+    assert set(TYPE_NAMES) - set(DEFAULT_TYPES) == {"secret", "br_cnpj", *ON_REQUEST}  # shown in files of their own
 
 
 @pytest.mark.parametrize("text", LEFT)
@@ -149,6 +166,8 @@ def test_lookalikes_are_left(redactor: Redactor, text: str) -> None:
     [
         ("zh", "手机13800000501。", "手机<PHONE>。"),
         ("zh", "138-0000-9430", "<PHONE>"),
+        ("zh", "电话：021-52921234转6411或52921235", "电话：<PHONE>或<PHONE>"),
+        ("zh", "咨询电话：37792288*800", "咨询电话：<PHONE>"),
         ("en", "13800000501", "13800000501"),
         ("ko", "010-0000-5437", "<PHONE>"),
         ("ar", "هاتف: ٠٥٠ ٠٠٠ ٣٦٤٤", "هاتف: <PHONE>"),
