@@ -30,7 +30,7 @@ from pipeline.pii.on_request import (
     is_machine_readable,
     is_place,
 )
-from pipeline.pii.secrets import PRIVATE_KEY, TOKENS, is_secret
+from pipeline.pii.secrets import PRIVATE_KEY, SECRETS, is_secret
 
 # Uses the snapshot of the public suffix list in the package tldextract, without network and without a cache on disk.
 _DOMAINS = tldextract.TLDExtract(suffix_list_urls=(), cache_dir=None)
@@ -261,7 +261,8 @@ TYPES = (
             "coordinates", "latitude", "lat", "gps", "coordonnées", "koordinaten", "coordenadas", "坐标",
             "координаты")),
     PiiType("username", "handles", "", HANDLES, default=False),
-    PiiType("secret", "tokens", patterns=tuple((pattern, 0.7) for pattern in TOKENS), check=is_secret, default=False),
+    *(PiiType("secret", family, patterns=tuple((pattern, 0.7) for pattern in patterns), check=is_secret, default=False)
+      for family, patterns in SECRETS.items()),
     PiiType("secret", "keys", patterns=((PRIVATE_KEY, 0.95),), check=is_secret, default=False),
 )  # fmt: skip
 """If two overlapping values have equal scores, lengths and starts, the earlier type is chosen. Presidio's check of

@@ -3,6 +3,7 @@
 import random
 import string
 from pathlib import Path
+from zlib import crc32
 
 import pytest
 
@@ -15,14 +16,38 @@ def made(prefix: str, length: int, alphabet: str = string.ascii_letters + string
     return prefix + "".join(random.Random(f"{prefix}{length}").choices(alphabet, k=length))
 
 
+def checked(prefix: str) -> str:
+    """A token of this form with the CRC-32 of its 30 characters in base 62."""
+    body, end = made(prefix, 30), ""
+    number = crc32(body.removeprefix(prefix).encode())
+    while len(end) < 6:
+        number, digit = divmod(number, 62)
+        end = (string.digits + string.ascii_uppercase + string.ascii_lowercase)[digit] + end
+    return body + end
+
+
+HEX = "0123456789abcdef"
+BECH32 = "QPZRY9X8GF2TVDW0S3JN54KHCE6MUA7L"
+FORMS = [
+    ("do" + "p_v1_", 64, HEX), ("shp" + "at_", 32, HEX),
+    ("AGE-" + "SECRET-KEY-1", 58, BECH32), ("whs" + "ec_", 32, string.ascii_letters + "5"), ("ruby" + "gems_", 48, HEX),
+    ("hv" + "s.", 24, string.ascii_letters + "7"), ("ATA" + "TT3", 186, string.ascii_letters + "-_"),
+]  # fmt: skip
+"""Prefix, number of characters and alphabet of tokens that have no checksum."""
 UPPER, BASE64 = string.ascii_uppercase + string.digits, string.ascii_letters + string.digits + "+/"
 PEM = "\n".join(made(f"{line}", 62, BASE64) for line in range(10))
 FOUND = [
     (f"id = {made('AK' + 'IA', 16, UPPER)}.", "id = <SECRET>."),
     (f"aws_secret_access_key = '{made('', 40, BASE64)}'", "aws_secret_access_key = '<SECRET>'"),
     (f"key: {made('AI' + 'za', 35)}", "key: <SECRET>"),
-    (f"git clone https://{made('gh' + 'p_', 36)}@github.com/a/b", "git clone https://<SECRET>@github.com/a/b"),
+    (f"git clone https://{checked('gh' + 'p_')}@github.com/a/b", "git clone https://<SECRET>@github.com/a/b"),
     (made("github" + "_pat_", 82), "<SECRET>"),
+    # the example of a public description of the format: CRC-32 of its 30 characters is mLq17 in base 62
+    ("gh" + "p_zQWBuTSOoRi4A9spHcVY5ncnsDkxkJ" + "0mLq17", "<SECRET>"),
+    (f"//registry.npmjs.org/:_authToken={checked('np' + 'm_')}", "//registry.npmjs.org/:_authToken=<SECRET>"),
+    (f"bot {made('123456789' + ':AA', 33)} runs", "bot <SECRET> runs"),
+    (f"key {made('gls' + 'a_', 32)}_{made('', 8, HEX)} end", "key <SECRET> end"),
+    *((f"key {made(prefix, length, alphabet)} end", "key <SECRET> end") for prefix, length, alphabet in FORMS),
     (f'Slack({made("xo" + "xb-", 40)!r})', "Slack('<SECRET>')"),
     (f"https://hooks.slack.com/services/T0{made('', 8, UPPER)}/B0{made('', 7, UPPER)}/{made('', 24)}",
      "https://hooks.slack.com/services/<SECRET>"),
@@ -33,6 +58,11 @@ FOUND = [
     (f"AccountKey={made('', 86, BASE64)}==;Endpoint", "AccountKey=<SECRET>;Endpoint"),
 ]  # fmt: skip
 LEFT = [
+    # tokens of GitHub and npm with a wrong checksum
+    "gh" + "p_zQWBuTSOoRi4A9spHcVY5ncnsDkxkJ" + "0mLq18",
+    "np" + "m_zQWBuTSOoRi4A9spHcVY5ncnsDkxkJ" + "0mLq18",
+    made("do" + "p_v1_", 63, HEX),
+    made("1234567:" + "AA", 33),
     'password = "correct horse battery"',
     'password = "changeme12345"',
     'api_key = "YOUR_API_KEY_0001"',
