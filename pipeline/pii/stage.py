@@ -40,7 +40,8 @@ class PiiConfig(Section):
 
     types: tuple[str, ...] = DEFAULT_TYPES
     """Types to replace, each by its placeholder, such as `<EMAIL>`. The default has every type but `secret`, keys and
-    passwords in source code."""
+    passwords in source code, and those without check digits: `br_cnpj`, `coordinates`, `mac`, `passport`,
+    `uk_driving_licence`, `us_driver_license`, `username` and `vehicle_plate`."""
     ner_model: str | None = location(None)
     """Path of a spaCy pipeline that recognizes names, as one wheel or zip file; None keeps names."""
     ner_labels: dict[str, str] = dict.fromkeys(("PERSON", "PER"), "person")
