@@ -18,6 +18,7 @@ CHECKED = 1.0
 """Score of a value whose check digits or form were compared."""
 LENGTHS = range(9, 17)
 """Lengths of the numbers that are searched [digits]."""
+_BEFORE, _AFTER = regex.compile("[0-9] "), regex.compile(" [0-9]")
 LOOSE = 0.1
 """Strength of a number in any other form than those that its type names."""
 
@@ -34,9 +35,16 @@ _NUMBERS = {
 
 @lru_cache(maxsize=len(LENGTHS))
 def numbers_of(text: str, length: int) -> tuple[tuple[int, int, str], ...]:
-    """Return (start, end, digits) of every number of this length [digits] in an ASCII text; they may overlap."""
-    matches = _NUMBERS[length].finditer(text, overlapped=True)
-    return tuple((*match.span(), match.group().translate(_SEPARATORS)) for match in matches)
+    """Return (start, end, digits) of every number of this length [digits] in an ASCII text; they may overlap.
+
+    A number in groups with further digits on both sides is a part of a row of numbers, and left out.
+    """
+    spans = [match.span() for match in _NUMBERS[length].finditer(text, overlapped=True)]
+    return tuple(
+        (start, end, text[start:end].translate(_SEPARATORS))
+        for start, end in spans
+        if end - start == length or start < 2 or not (_BEFORE.match(text, start - 2) and _AFTER.match(text, end))
+    )
 
 
 def number_search(

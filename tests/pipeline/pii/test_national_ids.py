@@ -111,6 +111,10 @@ def test_a_number_without_a_word_counts_only_in_a_form_of_its_own(redactor: Reda
         ("BSN 123456782-1", "BSN 123456782-1"),  # a part of a longer number
         ("BSN 1 2 3 4 5 6 7 8 2", "BSN 1 2 3 4 5 6 7 8 2"),
         ("BSN 12 345 67 82, born 1980", "BSN <NL_BSN>, born 1980"),
+        ("BSN 1 123456782 1980", "BSN 1 <NL_BSN> 1980"),
+        ("BSN 7 123 456 782 9", "BSN 7 123 456 782 9"),  # in a row of numbers
+        ("123 456 782 9 BSN", "<NL_BSN> 9 BSN"),
+        ("BSN 123 456 782 9", "BSN <NL_BSN> 9"),
         ("AHV-Nummer 7569217076985", "AHV-Nummer <CH_AHV>"),
         ("NIF 500 000 000", "NIF 500 000 000"),  # a firm's first digit
     ],
