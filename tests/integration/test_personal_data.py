@@ -120,7 +120,7 @@ def planted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "events").mkdir()
     recipe = folder / "recipe.toml"
     recipe.write_text(RECIPE.format(paths=texts(folder), events=folder / "events"))
-    words = [sys.executable, "-m", "jobs.cli", "run", str(recipe), "--out", "run", "--log", "json"]
+    words = [sys.executable, "-m", "jobs.cli", "run", str(recipe), "--out", "run", "--log-format", "json"]
     done = subprocess.run(
         words, cwd=folder, env=os.environ | {"PYTHONPATH": str(ROOT)}, capture_output=True, timeout=300
     )
