@@ -4,6 +4,7 @@ import gzip
 import io
 import json
 import os
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -21,6 +22,7 @@ from schemas.manifest import open_table
 from schemas.storage import Store
 from schemas.tables import TABLES
 from tests.support.paths import ROOT
+from tests.support.tiny_takedown import take_down
 
 pytestmark = pytest.mark.spark
 
@@ -186,3 +188,20 @@ def test_a_document_of_personal_data_is_dropped_and_counted(planted: Path) -> No
         sum(figures["pii_languages"].values()) == sum(figures["pii_sources"].values()) == sum(figures["pii"].values())
     )
     assert figures["pii_documents"] == {"web": 40}
+
+
+def test_a_takedown_removes_the_places_of_the_document(planted: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "run"
+    shutil.copytree(planted, copy)
+    before, places = open_table(Store(str(copy)), "clean")[1].content, rows_of(Store(str(copy)), "personal_data")
+    removed = places[0]["doc_id"]
+    own = sum(place["doc_id"] == removed for place in places)
+    assert take_down(copy, doc=[removed.hex()]) == 0
+    run = Store(str(copy))
+    assert rows_of(run, "personal_data") == [place for place in places if place["doc_id"] != removed]
+    after = open_table(run, "clean")[1].content
+    for figure in ("pii", "pii_languages", "pii_sources"):
+        assert sum(after.figures[figure].values()) == sum(before.figures[figure].values()) - own
+    assert after.figures["pii_documents"] == {"web": 39}
+    counts = open_table(run, "personal_data")[1].content.counts
+    assert (counts.rows_in, counts.rows_kept) == (len(places) - own, len(places) - own)
