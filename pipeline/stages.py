@@ -32,7 +32,7 @@ from pipeline.links.stage import LINKS
 from pipeline.minhash.stage import SIGNATURE
 from pipeline.perplexity.paragraphs import PARAGRAPHS, check_paragraphs, cuts_paragraphs, stores_paragraphs
 from pipeline.perplexity.stage import PERPLEXITY
-from pipeline.pii.stage import PII
+from pipeline.pii.stage import PII, PiiConfig
 from pipeline.quality.config import QualityConfig
 from pipeline.quality.recipe_rules import canonical_rules, rule_columns, with_rules
 from pipeline.quality.rules import SIGNALS_OF
@@ -152,7 +152,7 @@ STEPS: tuple[Step, ...] = (
         uses=cuts_repeats,
     ),
     Step(
-        writes=("clean",),
+        writes=("clean", "personal_data"),
         stages=(PII,),
         reads=("documents", "text", "templates", "dedup", "paragraphs", "repeats"),
         build=build_clean,
@@ -222,10 +222,20 @@ def steps_for(recipe: Recipe) -> tuple[Step, ...]:
     stages = {step.name: [stage for stage in step.stages if _is_in_use(stage, step.name, recipe)] for step in STEPS}
     steps = [replace(step, stages=_extended(stages[step.name], measured)) for step in STEPS]
     first = steps[0]
-    writes = first.writes if compares(recipe) else tuple(name for name in first.writes if name != "comparisons")
+    writes = first.writes if compares(recipe) else _without(first, "comparisons").writes
     # Limits choose between the texts of a union, and a comparison counts which texts fail them.
     settings: Literal["content", "all"] = "all" if uses_union(recipe) or compares(recipe) else "content"
-    return (replace(first, writes=writes, settings=settings), *steps[1:])
+    others = [step if audits_personal_data(recipe) else _without(step, "personal_data") for step in steps[1:]]
+    return (replace(first, writes=writes, settings=settings), *others)
+
+
+def _without(step: Step, table: str) -> Step:
+    return replace(step, writes=tuple(name for name in step.writes if name != table))
+
+
+def audits_personal_data(recipe: Recipe) -> bool:
+    """Return True if the step `clean` also writes the table `personal_data`."""
+    return any(own.section(PII.name, PiiConfig).audit for own in recipe.by_source().values())
 
 
 def stages_by_source(step: Step, recipe: Recipe) -> dict[str, tuple[Stage, ...]]:

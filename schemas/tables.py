@@ -451,6 +451,19 @@ CLEAN = pa.schema(
 """One row for every survivor of deduplication. Source, split, offset and length locate its record; URL, title, licence
 and meta are redacted."""
 
+PERSONAL_DATA = pa.schema(
+    [
+        DOC_ID,
+        field("column", pa.string(), "column of `clean` that has the replacement: text, title, url, licence or meta"),
+        field("type", pa.string(), "type of the personal data, such as email"),
+        field("start", pa.int32(), "start of the replacement in that column; null in `meta`", "code points"),
+        field("end", pa.int32(), "end of the replacement in that column; null in `meta`", "code points"),
+        field("language", pa.string(), "most probable language of the document; null: unknown"),
+    ]
+)
+"""One row for every replacement of personal data in a kept document, in the order of `clean`. The table has no value,
+no hash of a value and no length of one: offsets are those in the text after the replacement."""
+
 Rows = Literal["record", "document", "survivor", "pair", "key", "other"]
 
 
@@ -543,6 +556,12 @@ TABLES: Mapping[str, Table] = {
             measured_again=True,
         ),
         Table("clean", "The text of every survivor, personal data replaced", "survivor", CLEAN),
+        Table(
+            name="personal_data",
+            meaning="The type and place of every replacement of personal data, without values",
+            rows="other",
+            schema=PERSONAL_DATA,
+        ),
         Table("tokenizer", "Model file and contract of the tokenizer", "other", ids=()),
         Table(
             name="tokens",

@@ -206,7 +206,7 @@ def _clean_json(clean: Row, hits: Hits) -> dict[str, Any] | None:
     text: str = clean["text"][:MAX_TEXT_CHARS]
     marks = hits.marks(text)
     if names:
-        pattern = re.compile(f"<({'|'.join(map(re.escape, names))})>")
+        pattern = re.compile(f"<({'|'.join(map(re.escape, names))})(?:_[a-p]+)?>")
         marks += [
             Mark(match.start(), match.end(), "pii", f"replaced {match[1].lower()}") for match in pattern.finditer(text)
         ]

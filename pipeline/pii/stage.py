@@ -1,51 +1,75 @@
-"""The pii stage: detects personal data by pattern and checksum and replaces it by typed placeholders.
+"""The pii stage: detects personal data by pattern, checksum and name recognition, and replaces it.
 
 It searches only the candidate windows of a text (`candidates`), runs the recognizers of the configured types on them
-(`types`, `phones`), and resolves overlaps deterministically. No detected value is stored anywhere.
+(`types`, `phones`, `names`), and resolves overlaps deterministically. No detected value is stored anywhere.
 """
 
 import json
 import re
-import tempfile
-import zipfile
 from bisect import bisect_left, insort
 from collections import Counter
 from collections.abc import Callable, Mapping
-from pathlib import Path
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal
 
-from pydantic import field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
-from pipeline.engine.stage import PerDocument, Row, RowFunction
+from pipeline.engine.stage import Drop, PerDocument, Row, RowFunction
 from pipeline.pii.candidates import FAMILIES, candidate_windows, fold, join_windows
+from pipeline.pii.names import EVERY_LANGUAGE, NO_NAMES, NameFinder, Names, is_covered
 from pipeline.pii.phones import find_phones
+from pipeline.pii.replacement import BY_TYPE, KEYED, MAX_PLACEHOLDER, Form, Replacement, read_key
 from pipeline.pii.types import DEFAULT_TYPES, TYPE_NAMES, LoadedRecognizer, load_recognizers
 from schemas.config import Section, location, suggest_name
-from schemas.errors import ConfigError
 
 Span = tuple[int, int, str, float]
 """(start, end, type, score) of a value in a text."""
 PHONE_FIELD = re.compile("phone|tel|mobil|fax", re.IGNORECASE)
 """Names of fields whose numbers may be phone numbers."""
+COLUMNS = ("text", "title", "url", "licence")
+"""Columns of a row in which personal data is replaced, besides the fields in `meta`."""
+NAMED_COLUMNS = ("title", "text", "meta")
+"""Columns in which names are recognized; they are replaced in every column."""
+NAMES_KEPT = "_names_kept"
+"""Field of a row: True if models are set, but none for its language, so that its names were kept."""
+REPLACED_SPANS = "_personal_data"
+"""Field of a row: its rows of the table `personal_data`, if `pii.audit` asks for them."""
+NER, KEY = "ner.", "key"
+"""Prefix of the names of the stage's models, before a language, and the name of the key file among them."""
 _RANK = {name: index for index, name in enumerate(TYPE_NAMES)}
-NER_CHARS = 100_000
-"""Maximum length of text that a spaCy pipeline processes at once [characters]; its memory grows with this length."""
-NER_SCORE = 0.4
-"""Score of a name. It is below the score of every pattern, so that an e-mail or IP address inside a name counts as an
-address."""
 
 
 class PiiConfig(Section):
-    """The section `[pii]` of a recipe: the types of personal data to replace."""
+    """The section `[pii]` of a recipe: the types of personal data, what replaces them, and limits for documents."""
 
     types: tuple[str, ...] = DEFAULT_TYPES
-    """Types to replace, each by its placeholder, such as `<EMAIL>`. The default has every type but `secret`, keys and
-    passwords in source code, and those without check digits: `br_cnpj`, `coordinates`, `mac`, `passport`,
-    `uk_driving_licence`, `us_driver_license`, `username` and `vehicle_plate`."""
-    ner_model: str | None = location(None)
-    """Path of a spaCy pipeline that recognizes names, as one wheel or zip file; None keeps names."""
-    ner_labels: dict[str, str] = dict.fromkeys(("PERSON", "PER"), "person")
-    """Type of personal data by entity label of the spaCy pipeline; entities with other labels are kept."""
+    """Types to replace. The default has every type but `secret`, keys and passwords in source code, and those without
+    check digits: `br_cnpj`, `coordinates`, `mac`, `passport`, `uk_driving_licence`, `us_driver_license`, `username` and
+    `vehicle_plate`."""
+    ner_models: dict[str, str] = location({})
+    """Name in the model store, or path, of the spaCy pipeline that recognizes names, by language, such as
+    `{ en = "ner-en", "*" = "ner-multi" }`; `*` is for all other languages. Without a model for its language, a document
+    keeps its names, and is counted."""
+    ner_types: tuple[Literal["person", "location", "organisation"], ...] = Field(("person",), min_length=1)
+    """Types of names to replace."""
+    ner_windows: int = Field(16, ge=1)
+    """Maximum number of windows of a document in which names are recognized, the best candidates first."""
+    ner_whole_texts: bool = False
+    """True to recognize names in whole texts, which takes ten times as long."""
+    replacement: Form = "type"
+    """What replaces a value: "type", such as `<EMAIL>`; "text", the text in `placeholder`; "pseudonym", such as
+    `<EMAIL_bdkopamcfhel>`, the same for every occurrence of a value; or "surrogate", a value that no one has."""
+    placeholder: str | None = Field(None, min_length=1, max_length=MAX_PLACEHOLDER)
+    """With replacement = "text": what replaces every value, such as `[PII_REDACTED]`."""
+    key_file: str | None = location(None)
+    """With replacement = "pseudonym" or "surrogate": path of a secret key of at least 32 random bytes. The key is not
+    stored; its SHA-256 is recorded, as that of every file that a recipe names."""
+    max_share: float | None = Field(None, ge=0, lt=1)
+    """Maximum share of a document's characters that are personal data, 0..1; None = no limit."""
+    max_values: int | None = Field(None, ge=0)
+    """Maximum number of values in a document, with those in its title, URL and fields; None = no limit."""
+    audit: bool = False
+    """True to write the table `personal_data`, with type and place of every replacement, without values."""
 
     @field_validator("types")
     @classmethod
@@ -58,39 +82,113 @@ class PiiConfig(Section):
             )
         return types
 
+    @field_validator("ner_models")
+    @classmethod
+    def _languages(cls, models: dict[str, str]) -> dict[str, str]:
+        wrong = [repr(key) for key in models if key != EVERY_LANGUAGE and not re.fullmatch("[a-z]{2,3}", key)]
+        if wrong:
+            raise ValueError(
+                f"expected codes of languages, such as en, or *, got {', '.join(wrong)}. Correct pii.ner_models."
+            )
+        return models
+
+    @field_validator("placeholder")
+    @classmethod
+    def _printable(cls, placeholder: str | None) -> str | None:
+        if placeholder is not None and not placeholder.isprintable():
+            raise ValueError(f"expected printable characters, got {placeholder!r}. Correct pii.placeholder.")
+        return placeholder
+
     @model_validator(mode="after")
     def _used(self) -> "PiiConfig":
-        if self.ner_model is None and "ner_labels" in self.model_fields_set:
+        unused = {*self.model_fields_set} & {"ner_types", "ner_windows", "ner_whole_texts"}
+        if unused and not self.ner_models:
+            name = min(unused)
             raise ValueError(
-                "ner_labels: expected pii.ner_model to be set too, got no model. Set pii.ner_model, or remove "
-                "pii.ner_labels."
+                f"{name}: expected pii.ner_models to be set too, got no model. Set pii.ner_models, or remove "
+                f"pii.{name}."
             )
+        if self.ner_whole_texts and "ner_windows" in self.model_fields_set:
+            raise ValueError(
+                "ner_windows: expected windows to be read, got ner_whole_texts = true. Remove pii.ner_windows or "
+                "pii.ner_whole_texts."
+            )
+        for name, is_set, forms in (
+            ("placeholder", self.placeholder is not None, ("text",)),
+            ("key_file", self.key_file is not None, tuple(sorted(KEYED))),
+        ):
+            wanted = " or ".join(f'"{form}"' for form in forms)
+            if is_set and self.replacement not in forms:
+                raise ValueError(
+                    f'{name}: expected pii.replacement = {wanted}, got "{self.replacement}". Remove pii.{name}, or '
+                    "set pii.replacement."
+                )
+            if not is_set and self.replacement in forms:
+                raise ValueError(
+                    f'{name}: expected a value for replacement = "{self.replacement}", got none. Set pii.{name}.'
+                )
         return self
+
+
+@dataclass(frozen=True)
+class Redaction:
+    """A text with its personal data replaced."""
+
+    text: str
+    spans: tuple[tuple[int, int, str], ...] = ()
+    """(start, end, type) of each replacement in `text` [code points]."""
+    num_chars: int = 0
+    """Length of the replaced values [code points]."""
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """The number of replacements by type, sorted by type."""
+        return dict(sorted(Counter(kind for _, _, kind in self.spans).items()))
 
 
 class Redactor:
     """Finds and replaces personal data in texts, with recognizers that are loaded once."""
 
-    def __init__(self, types: tuple[str, ...] = DEFAULT_TYPES, find_names: Callable[[str], list[Span]] | None = None):
+    def __init__(
+        self,
+        types: tuple[str, ...] = DEFAULT_TYPES,
+        finder: NameFinder | None = None,
+        replacement: Replacement = BY_TYPE,
+    ):
         self._families: dict[str, list[LoadedRecognizer]] = {}
         for loaded in load_recognizers(types):
             self._families.setdefault(loaded.kind.family, []).append(loaded)
         self._phones = "phone" in types
-        self._find_names = find_names
+        self._finder = finder
+        self._replacement = replacement
+
+    def names_of(self, texts: list[str], language: str | None) -> Names:
+        """Return the names in the texts of a document; empty without a model for its language."""
+        return self._finder.names_of(texts, language) if self._finder is not None else NO_NAMES
 
     def redact(self, text: str, language: str | None = None) -> tuple[str, dict[str, int]]:
-        """Return the text with all personal data replaced by placeholders, and the number of replacements by type."""
-        spans = self.find(text, language)
-        if not spans:
-            return text, {}
-        pieces, end = [], 0
-        for start, stop, name, _ in spans:
-            pieces += [text[end:start], f"<{name.upper()}>"]
-            end = stop
-        pieces.append(text[end:])
-        return "".join(pieces), dict(sorted(Counter(name for _, _, name, _ in spans).items()))
+        """Return the text with all personal data replaced, and the number of replacements by type."""
+        redaction = self.replace(text, language, self.names_of([text], language))
+        return redaction.text, redaction.counts
 
-    def find(self, text: str, language: str | None = None) -> list[Span]:
+    def replace(self, text: str, language: str | None, names: Names = NO_NAMES) -> Redaction:
+        """Return the text with all personal data replaced. `names` are the names of the document."""
+        found = self.find(text, language, names)
+        if not found:
+            return Redaction(text)
+        pieces: list[str] = []
+        spans: list[tuple[int, int, str]] = []
+        end = length = 0
+        for start, stop, kind, _ in found:
+            made = self._replacement.of(kind, text[start:stop], language)
+            length += start - end
+            spans.append((length, length + len(made), kind))
+            pieces += [text[end:start], made]
+            length, end = length + len(made), stop
+        pieces.append(text[end:])
+        return Redaction("".join(pieces), tuple(spans), sum(stop - start for start, stop, *_ in found))
+
+    def find(self, text: str, language: str | None = None, names: Names = NO_NAMES) -> list[Span]:
         """Return the spans of the personal data to replace, in order and without overlaps."""
         folded = fold(text)
         spans: list[Span] = []
@@ -105,9 +203,7 @@ class Redactor:
                             spans.append((start, end, loaded.kind.name, score))
         if self._phones and seen.get("digits", True):  # The default applies if no other type searched for digits.
             spans += [(start, end, "phone", score) for start, end, score in find_phones(text, folded, language)]
-        if self._find_names:
-            spans += self._find_names(text)
-        return without_overlaps(spans)
+        return without_overlaps([*spans, *names.find(text)])
 
 
 def _whole(folded: str, start: int, end: int) -> bool:
@@ -134,55 +230,75 @@ def without_overlaps(spans: list[Span]) -> list[Span]:
     return chosen
 
 
-def load_name_finder(path: str, labels: Mapping[str, str]) -> Callable[[str], list[Span]]:
-    """Load the spaCy pipeline in a wheel or zip file, and return a function that finds entities with these labels.
-
-    Raises ConfigError if the file contains no pipeline.
-    """
-    import spacy
-
-    with tempfile.TemporaryDirectory() as folder, zipfile.ZipFile(path) as archive:
-        archive.extractall(folder)
-        configs = sorted(Path(folder).rglob("config.cfg"), key=lambda file: (len(file.parts), file))
-        if not configs:
-            raise ConfigError(
-                f"pii.ner_model: expected a spaCy pipeline, got no config.cfg in {path}. "
-                "Set pii.ner_model to the wheel of a spaCy pipeline."
-            )
-        pipeline = spacy.load(configs[0].parent)
-
-    def find_names(text: str) -> list[Span]:
-        spans: list[Span] = []
-        for start in range(0, len(text), NER_CHARS):
-            for entity in pipeline(text[start : start + NER_CHARS]).ents:
-                if entity.label_ in labels:
-                    spans.append((start + entity.start_char, start + entity.end_char, labels[entity.label_], NER_SCORE))
-        return spans
-
-    return find_names
-
-
 def make_pii(config: PiiConfig, models: Mapping[str, str]) -> RowFunction:
     """Load the recognizers and return the function that replaces personal data in a row.
 
-    Personal data is replaced in text, title, URL and licence, and in the names and values of the fields in `meta`.
+    Personal data is replaced in text, title, URL and licence, and in the names and values of the fields in `meta`. A
+    document with more of it than the limits allow is dropped.
     """
-    # The pipeline is loaded before presidio, whose import hides torch, because the pipeline may require torch.
-    find_names = load_name_finder(models["ner"], config.ner_labels) if config.ner_model else None
-    redactor = Redactor(config.types, find_names)
+    # The pipelines are loaded before presidio, whose import hides torch, because a pipeline may require torch.
+    finder = name_finder(config, models) if config.ner_models else None
+    key = read_key(models[KEY]) if config.key_file is not None else b""
+    redactor = Redactor(config.types, finder, Replacement(config.replacement, config.placeholder or "", key))
 
-    def replace(row: Row) -> None:
+    def replace(row: Row) -> Drop | None:
+        language, num_chars = row["language"], len(row["text"])
+        names = redactor.names_of([row.get(column) or "" for column in NAMED_COLUMNS], language)
+        if config.ner_models and not is_covered(language, config.ner_models):
+            row[NAMES_KEPT] = True
         counts: Counter[str] = Counter()
-        for column in ("text", "title", "url", "licence"):
+        places: list[Row] = []
+        share = 0.0
+        for column in COLUMNS:
             if row.get(column):
-                row[column], replaced = redactor.redact(row[column], row["language"])
-                counts.update(replaced)
+                redaction = redactor.replace(row[column], language, names)
+                row[column] = redaction.text
+                counts.update(redaction.counts)
+                places += [_place(row, column, *span) for span in redaction.spans]
+                share = redaction.num_chars / num_chars if column == "text" else share
         if row.get("meta"):
-            row["meta"] = redact_json(row["meta"], lambda text: redactor.redact(text, row["language"]), counts)
+            own: Counter[str] = Counter()
+            row["meta"] = redact_json(row["meta"], lambda text: _redact_field(redactor, text, language, names), own)
+            places += [_place(row, "meta", None, None, kind) for kind in sorted(own.elements())]
+            counts += own
         row["pii_counts"] = dict(sorted(counts.items()))
         row["num_chars"], row["num_bytes"] = len(row["text"]), len(row["text"].encode())
+        if config.audit:
+            row[REPLACED_SPANS] = places
+        return too_much(config, share, counts.total())
 
     return replace
+
+
+def too_much(config: PiiConfig, share: float, values: int) -> Drop | None:
+    """Return the drop of a document with this share and number of values of personal data; None if it is kept."""
+    if config.max_share is not None and share > config.max_share:
+        return Drop("personal_data_share", share, config.max_share)
+    if config.max_values is not None and values > config.max_values:
+        return Drop("personal_data_values", values, config.max_values)
+    return None
+
+
+def name_finder(config: PiiConfig, models: Mapping[str, str]) -> NameFinder:
+    """Load the pipelines of the section. `models` has their files, by the names that `model_files` gives them."""
+    paths = {language: models[NER + language] for language in config.ner_models}
+    return NameFinder(paths, config.ner_types, None if config.ner_whole_texts else config.ner_windows)
+
+
+def _place(row: Row, column: str, start: int | None, end: int | None, kind: str) -> Row:
+    return {
+        "doc_id": row.get("doc_id"),
+        "column": column,
+        "type": kind,
+        "start": start,
+        "end": end,
+        "language": row["language"],
+    }
+
+
+def _redact_field(redactor: Redactor, text: str, language: str | None, names: Names) -> tuple[str, dict[str, int]]:
+    redaction = redactor.replace(text, language, names)
+    return redaction.text, redaction.counts
 
 
 def redact_json(text: str, redact: Callable[[str], tuple[str, dict[str, int]]], counts: Counter[str]) -> str:
@@ -223,17 +339,21 @@ def redact_json(text: str, redact: Callable[[str], tuple[str, dict[str, int]]], 
 
 
 def model_files(config: PiiConfig) -> dict[str, str]:
-    """Return {"ner": path of the spaCy pipeline}; empty if pii.ner_model is not set."""
-    return {"ner": config.ner_model} if config.ner_model else {}
+    """Return the files that the stage needs: spaCy pipelines as `ner.LANGUAGE`, and the key file as `key`."""
+    key = {KEY: config.key_file} if config.key_file is not None else {}
+    return {NER + language: model for language, model in config.ner_models.items()} | key
 
 
 PII = PerDocument(
     name="pii",
-    version=4,
+    version=5,
     config=PiiConfig,
     reads=("text", "title", "url", "licence", "meta", "language"),
     adds=("text", "title", "url", "licence", "meta", "pii_counts", "num_chars", "num_bytes"),
-    reasons={},
+    reasons={
+        "personal_data_share": "the share of characters that are personal data is above pii.max_share",
+        "personal_data_values": "the document has more values of personal data than pii.max_values",
+    },
     make=make_pii,
     models=model_files,
     ends=False,

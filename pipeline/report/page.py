@@ -26,6 +26,7 @@ from pipeline.report.funnel import checks, drops_by_rule, funnel_rows
 from pipeline.report.ground_truth import Score, score
 from pipeline.report.lineage import lineage_drawing
 from pipeline.report.losses import SHOWN_VERDICTS, ablations, by_source, describe_events, waiting
+from pipeline.report.personal_data import personal_data
 from pipeline.report.recipe import package_versions, recipe_sections, recipe_text
 from pipeline.report.samples import NearLimit, survey
 from pipeline.report.signals import STAGES_WITH_SECTION, bucket_chart, buckets, charts
@@ -236,7 +237,7 @@ def _view(facts: RunFacts, scores: Sequence[Score], options: ReportOptions) -> d
         "wordlists": wordlists(facts),
         "without_wordlist": without_wordlist(facts),
         "classifier": "classifier" in facts.models("toxicity"),
-        "pii": ranked_counts(facts.figures("clean").get("pii", {})),
+        "pii": personal_data(facts),
         "contract": contract(facts),
         "streams": streams(facts),
         "buckets_text": describe_buckets(facts),

@@ -15,7 +15,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipeline.engine.stage import EVERY, Row
-from pipeline.pii.stage import Redactor, load_name_finder
+from pipeline.models import ModelsConfig, ensure_model
+from pipeline.pii.stage import NER, PiiConfig, Redactor, model_files, name_finder
 from pipeline.report.corpus import OTHER_LANGUAGES, WORDS, CorpusCounts, Kept, limited_columns
 from pipeline.report.facts import RunFacts
 from pipeline.report.judged import Floats, JudgedPart, choose_parts, read_judged
@@ -320,10 +321,14 @@ def redactor_of(facts: RunFacts) -> Redactor:
 
     Names are replaced only if the run used a model that recognizes names.
     """
-    if "ner" not in facts.models("pii"):
+    if not any(name.startswith(NER) for name in facts.models("pii")):
         return Redactor()
-    path = facts.recipe.get("pii", {}).get("ner_model") or ""
-    return Redactor(find_names=load_name_finder(path, facts.settings("pii")["ner_labels"]))
+    given = {name: value for name, value in facts.recipe.get("pii", {}).items() if name.startswith("ner_")}
+    config = PiiConfig.model_validate(given)
+    cache = {name: value for name, value in facts.recipe.get("models", {}).items() if name == "cache"}
+    store = ModelsConfig.model_validate(cache | {"offline": True})
+    paths = {name: str(ensure_model(model, store).path) for name, model in model_files(config).items()}
+    return Redactor(finder=name_finder(config, paths))
 
 
 def _texts(

@@ -17,6 +17,7 @@ from pipeline.engine.spark import run_parts
 from pipeline.engine.stage import PerDocument, Row
 from pipeline.engine.step import StepContext, TableResult, combine_parts
 from pipeline.engine.worker import FusedStages, local_models, run_rows
+from pipeline.pii.stage import NAMES_KEPT, PII, REPLACED_SPANS, PiiConfig
 from pipeline.sources.config import SourceConfig
 from pipeline.text.spans import Span, union, without
 from schemas.config import SOURCE, Recipe
@@ -24,12 +25,21 @@ from schemas.errors import ContractError
 from schemas.manifest import TableVersion, part_key
 from schemas.older_tables import read_batches
 from schemas.storage import CheckedPath, Store
-from schemas.tables import CLEAN
+from schemas.tables import CLEAN, PERSONAL_DATA
 
 FROM_DOCUMENTS = ["doc_id", "source", "split", "offset", "length", "url", "domain", "date", "snapshot"]
 FROM_DOCUMENTS += ["licence", "meta", "language"]
 FROM_DEDUP = ["cluster", "cluster_size", "weight"]
 ROWS_AT_ONCE = 512
+UNKNOWN = "?"
+"""Name of the language of a document without one, in figures."""
+NAMES_KEPT_FIGURE = "names_kept"
+"""Figure: documents whose names were kept because no model reads their language, by language. A takedown does not
+change it."""
+AUDIT = "personal_data"
+"""The table with the places of all replacements."""
+NO_ROW = "_no_row"
+"""Field that no row has: a document has any number of rows in `personal_data`, so they are written one by one."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +53,8 @@ class CleanTask:
     tables: dict[str, Store]
     paths: dict[str, CheckedPath]
     folder: Store
+    audit: Store | None = None
+    """Folder of the table `personal_data`; None = it is not written."""
     finished: FinishedPart | None = None
     """Where the result is stored for later versions of the table; None = only in this version."""
 
@@ -51,14 +63,18 @@ def build_clean(build: StepContext) -> dict[str, TableResult]:
     """Build the table `clean`, with one part for each part of `documents`, and return its result."""
     paths = [part_paths(build.inputs, ordinal) for ordinal in range(num_parts(build.inputs["documents"]))]
     folders, folder = {name: table.folder for name, table in build.inputs.items()}, build.folders["clean"]
+    audit = build.folders.get(AUDIT)
     finished = build.finished_parts()
     tasks = [
-        CleanTask(ordinal, own.per_document, own.recipe, own.model_paths(), folders, path, folder, finished[ordinal])
+        CleanTask(
+            ordinal, own.per_document, own.recipe, own.model_paths(), folders, path, folder, audit, finished[ordinal]
+        )
         for ordinal, (path, own) in enumerate(build.by_part(paths))
     ]
     last = build.inputs.get("repeats") or build.inputs["dedup"]
+    tables = ("clean", *((AUDIT,) if audit is not None else ()))
     size = WorkTotal(rows=last.manifest.content.counts.rows_kept)
-    return combine_parts(run_parts(build, clean_part, tasks, "clean", size), ("clean",), by_source=True)
+    return combine_parts(run_parts(build, clean_part, tasks, "clean", size), tables, by_source=True)
 
 
 def num_parts(table: TableVersion) -> int:
@@ -81,9 +97,14 @@ def clean_part(task: CleanTask, retried: bool) -> PartResult:
         for row in run_rows(rows, guard, (task.stages[0].name, task.stages[0].name)):
             _count(row, output)
             output.write(row)
+            if task.audit is not None and row["drop_stage"] is None and task.recipe.section(PII.name, PiiConfig).audit:
+                for place in row[REPLACED_SPANS]:
+                    output.writers[AUDIT].add(place)
 
     reasons = [(stage.name, stage.reasons) for stage in task.stages]
     tables = {"clean": TableTarget(task.folder, CLEAN, "text")}
+    if task.audit is not None:
+        tables[AUDIT] = TableTarget(task.audit, PERSONAL_DATA, rows_in=NO_ROW)
     return write_part(PartTarget(task.ordinal, tables, reasons, finished=task.finished), fill)
 
 
@@ -93,14 +114,21 @@ def _count(row: Row, output: PartOutput) -> None:
     kept = row.get("drop_stage") is None
     # `_chars` is the length of the text before the stages ran [code points].
     books.enter(row, row["num_chars"] if kept else row["_chars"])
-    for kind, number in (row.get("pii_counts") or {}).items():
+    found, language = row.get("pii_counts") or {}, row["language"] or UNKNOWN
+    for kind, number in found.items():
         books.tally("pii", kind, number)
+        books.tally("pii_languages", language, number)
+        books.tally("pii_sources", row["source"], number)
+    if row.get(NAMES_KEPT) and kept:
+        books.tally(NAMES_KEPT_FIGURE, language)
+    if kept and found:
+        books.tally("pii_documents", row["source"])
     if kept:
         books.tally("kept_bytes", row["source"], row["num_bytes"])
         books.tally("kept_documents", row["source"])
-        books.tally("kept_languages", row["language"] or "?")
+        books.tally("kept_languages", language)
     else:
-        row |= dict.fromkeys(("text", "title", "url", "licence", "meta"))
+        row |= dict.fromkeys(("text", "title", "url", "licence", "meta", "num_chars", "num_bytes"))
 
 
 def survivors(task: CleanTask) -> Iterator[Row]:

@@ -10,6 +10,7 @@ from pipeline.dedup.index import indexes_of
 from pipeline.dedup.keep_order import order_columns
 from pipeline.engine.stage import Split
 from pipeline.perplexity.stage import PerplexityConfig
+from pipeline.pii.replacement import read_key
 from pipeline.pii.stage import PII, PiiConfig
 from pipeline.quality.config import QualityConfig
 from pipeline.tokens.streams import (
@@ -73,22 +74,25 @@ def check_buckets(recipe: Recipe, splits: Sequence[Split]) -> dict[str, TableVer
 
 
 def check_packages(recipe: Recipe, splits: Sequence[Split]) -> dict[str, TableVersion]:
-    """Check that the Python packages for `pii` are installed. The result is empty: `pii` needs no table of another run.
+    """Check that the packages for `pii` are installed and its key is usable. The result is empty: it needs no table.
 
-    Raises ConfigError if a package is missing.
+    Raises ConfigError if a package is missing, or if a key is too short.
     """
     configs = [own.section(PII.name, PiiConfig) for own in recipe.by_source().values()]
     types = {kind for config in configs for kind in config.types}
     needed = {
         "phonenumbers": bool(types),  # presidio imports it too
-        "presidio-analyzer": bool(types - {"phone"}),
-        "spacy": any(config.ner_model is not None for config in configs),
+        "presidio-analyzer": bool(types - {"phone"}) or any(config.ner_models for config in configs),
+        "spacy": any(bool(config.ner_models) for config in configs),
     }
     for package, is_needed in needed.items():
         if is_needed and find_spec(package.replace("-", "_")) is None:
             raise ConfigError(
                 f"pii: expected the package {package} to be installed, got none. Run `pip install penstock[pii]`."
             )
+    for config in configs:
+        if config.key_file is not None:
+            read_key(config.key_file)
     return {}
 
 

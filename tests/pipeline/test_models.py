@@ -217,8 +217,8 @@ def test_the_registry_names_licences_and_digests() -> None:
     for entry in REGISTRY.values():
         assert entry.sha256 is None or re.fullmatch(r"[0-9a-f]{64}", entry.sha256)
         assert entry.licence
-        assert entry.shipped == (entry.url is None)
-        assert entry.shipped or entry.url.startswith("https://")
+        assert entry.shipped == (entry.url is None and entry.wheel is None)
+        assert entry.url is None or entry.url.startswith("https://")
     assert REGISTRY["lid.176.ftz"].num_bytes == 938_013
 
 

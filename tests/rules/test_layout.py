@@ -112,6 +112,7 @@ ALONE = {
     "train.replay_check": "a program",
     "train.start": "a program that runs another one",
     "train.export": "a program for each format",
+    "pipeline.report.personal_data": "a section of the report, with its own figures",
 }
 """Files that may be small and have one importer or none, with the reason."""
 REGISTRIES = ("pipeline.stages", "pipeline.sources.formats")

@@ -258,6 +258,13 @@ def add_later(tables: Tables, part: int, row: dict[str, Any], record: Record) ->
     books.tally("kept_languages", row["language"])
     for kind, count in record.pii.items():
         books.tally("pii", kind, count)
+        books.tally("pii_languages", row["language"], count)
+        books.tally("pii_sources", "web", count)
+    if record.pii:
+        books.tally("pii_documents", "web")
+    books.tally("kept_documents", "web")
+    if row["language"] == "ja":
+        books.tally("names_kept", "ja")
     books.enter(third, CLEAN_CHARS)
     tables.rows["clean"][part].append(third)
 

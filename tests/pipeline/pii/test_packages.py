@@ -52,7 +52,7 @@ def printed(folder: Path, setting: str, *blocked: str) -> str:
     [
         ("phonenumbers", "phonenumbers", 'pii.types=["phone"]'),
         ("presidio-analyzer", "presidio_analyzer", 'pii.types=["email"]'),
-        ("spacy", "spacy", 'pii.ner_model="names.whl"'),
+        ("spacy", "spacy", 'pii.ner_models={en="names.whl"}'),
     ],
 )
 def test_a_missing_package_is_named_before_spark_starts(

@@ -3,7 +3,6 @@
 import gzip
 import json
 import logging
-import shutil
 import subprocess
 import sys
 from collections import Counter
@@ -19,9 +18,8 @@ from pydantic import ValidationError
 
 from pipeline.pii.candidates import FAMILIES, JOIN, MAX_VALUE, MAX_WINDOW, candidate_windows, fold, join_windows
 from pipeline.pii.phones import REGIONS, find_phones
-from pipeline.pii.stage import PII, PiiConfig, Redactor, make_pii, model_files, without_overlaps
+from pipeline.pii.stage import PII, PiiConfig, Redactor, make_pii, without_overlaps
 from pipeline.pii.types import DEFAULT_TYPES, TYPE_NAMES, has_public_suffix, is_personal_address, is_resident_id
-from schemas.errors import ConfigError
 from schemas.tables import CLEAN, to_entries
 from tests.pipeline.pii.test_national_ids import EXAMPLES
 from tests.pipeline.pii.test_on_request import ON_REQUEST
@@ -406,33 +404,21 @@ def test_a_page_without_title_or_url() -> None:
     assert (row["title"], row["url"], row["pii_counts"], row["num_chars"]) == (None, None, {}, 7)
 
 
-def test_names_are_replaced_by_a_given_pipeline(tmp_path: Path) -> None:
-    spacy = pytest.importorskip("spacy")
-    pipeline = spacy.blank("en")
-    pipeline.add_pipe("entity_ruler").add_patterns(
-        [{"label": "PERSON", "pattern": "Ana Lopez"}, {"label": "ORG", "pattern": "Example Corp"}]
-    )
-    (tmp_path / "ner" / "names").mkdir(parents=True)
-    pipeline.to_disk(tmp_path / "ner" / "names" / "names-1.0")
-    path = shutil.make_archive(str(tmp_path / "names"), "zip", tmp_path / "ner")
-    config = PiiConfig(types=("email",), ner_model=path, ner_labels={"PERSON": "name"})
-    assert model_files(config) == {"ner": path}
-    row = {"text": "Ana Lopez of Example Corp", "title": "x", "url": "", "language": "en"}
-    make_pii(config, model_files(config))(row)
-    assert (row["text"], row["pii_counts"]) == ("<NAME> of Example Corp", {"name": 1})
-
-
-def test_a_file_without_a_pipeline_is_refused(tmp_path: Path) -> None:
-    path = shutil.make_archive(str(tmp_path / "empty"), "zip", tmp_path)
-    with pytest.raises(ConfigError, match=r"got no config\.cfg in .*empty\.zip"):
-        make_pii(PiiConfig(ner_model=path), {"ner": path})
-
-
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
         ({"types": ["emial"]}, "expected types of personal data, got 'emial' (did you mean 'email'?)"),
-        ({"ner_labels": {"PERSON": "person"}}, "ner_labels: expected pii.ner_model to be set too, got no model. Set"),
+        ({"ner_types": ["person"]}, "ner_types: expected pii.ner_models to be set too, got no model. Set"),
+        ({"ner_models": {"English": "x"}}, "expected codes of languages, such as en, or *, got 'English'. Correct"),
+        (
+            {"ner_models": {"en": "ner-en"}, "ner_whole_texts": True, "ner_windows": 4},
+            "ner_windows: expected windows to be read, got ner_whole_texts = true. Remove",
+        ),
+        ({"placeholder": "[X]"}, 'placeholder: expected pii.replacement = "text", got "type". Remove'),
+        ({"replacement": "text"}, 'placeholder: expected a value for replacement = "text", got none. Set'),
+        ({"replacement": "text", "placeholder": "a\nb"}, "expected printable characters, got 'a\\nb'. Correct"),
+        ({"key_file": "k"}, 'key_file: expected pii.replacement = "pseudonym" or "surrogate", got "type". Remove'),
+        ({"replacement": "pseudonym"}, 'key_file: expected a value for replacement = "pseudonym", got none. Set'),
     ],
 )
 def test_wrong_settings_are_named(settings: dict, message: str) -> None:
@@ -464,3 +450,33 @@ def test_no_network_and_no_torch() -> None:
     root = ROOT
     done = subprocess.run([sys.executable, "-c", OFFLINE], cwd=root, capture_output=True, text=True, check=False)
     assert (done.stdout, done.stderr) == ("<EMAIL> <CREDIT_CARD> <IBAN> False\n", "")
+
+
+def limited(**settings: float) -> tuple[str, float | None, float | None] | None:
+    """The drop of a text of 20 characters, of which 12 are an e-mail address, with another address in its title."""
+    row = {"text": "Write to a@b.example.com", "title": "c@example.com", "url": None, "language": "en"}
+    row["text"] = "mail me: a@example.co"[:9] + "a@example.co"
+    drop = make_pii(PiiConfig.model_validate({"types": ("email",)} | settings), {})(row)
+    return drop and (drop.rule, drop.value, drop.limit)
+
+
+def test_a_document_with_too_much_personal_data_is_dropped() -> None:
+    assert limited(max_share=12 / 21) is None
+    assert limited(max_share=0.5) == ("personal_data_share", 12 / 21, 0.5)
+    assert limited(max_values=2) is None
+    assert limited(max_values=1) == ("personal_data_values", 2, 1)
+    assert limited(max_share=0.5, max_values=1) == ("personal_data_share", 12 / 21, 0.5)
+
+
+def test_places_are_those_of_the_replacements() -> None:
+    row = {
+        "doc_id": b"d", "text": "a@example.com or b@example.com", "title": "no", "url": "https://x.example/?m=a@example.com",
+        "licence": None, "meta": '{"mail":"a@example.com"}', "language": "de",
+    }  # fmt: skip
+    make_pii(PiiConfig(types=("email",), audit=True), {})(row)
+    places = [(place["column"], place["start"], place["end"]) for place in row["_personal_data"]]
+    assert places == [("text", 0, 7), ("text", 11, 18), ("url", 21, 28), ("meta", None, None)]
+    assert row["text"][11:18] == row["url"][21:28] == "<EMAIL>"
+    assert {(place["doc_id"], place["type"], place["language"]) for place in row["_personal_data"]} == {
+        (b"d", "email", "de")
+    }

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import spacy
 
+from pipeline.pii.stage import PII
 from pipeline.report.facts import collect_facts
 from pipeline.report.funnel import checks, drops_by_rule, funnel_rows
 from pipeline.report.page import write_report
@@ -67,7 +68,7 @@ def test_every_declared_rule_is_counted_and_explained(run: Store) -> None:
     }
     assert all(row.meaning for rows in drops.values() for row in rows)
     assert drops["quality"][0].share == pytest.approx(6 / 53)
-    assert {row.rule for row in drops["pii"]} == {"failed", "crashed"}
+    assert {row.rule for row in drops["pii"]} == {*PII.reasons, "failed", "crashed"}
     assert "dropped_before" not in {row.rule for row in drops["dedup"]}
 
 
@@ -151,9 +152,9 @@ def find_names_by(run: Store, pipeline: Path) -> None:
     """Change the run into one that recognized names with the spaCy pipeline in a zip file."""
     path = Path(run.uri) / "clean/v-0000000071a9/manifest.json"
     manifest = json.loads(path.read_text())
-    manifest["content"]["models"]["pii/ner"] = "f" * 64
+    manifest["content"]["models"]["pii/ner.*"] = "f" * 64
     path.write_text(json.dumps(manifest))
-    write_run(run, RunFile(tables=read_run(run).tables, recipe={"pii": {"ner_model": str(pipeline)}}))
+    write_run(run, RunFile(tables=read_run(run).tables, recipe={"pii": {"ner_models": {"*": str(pipeline)}}}))
 
 
 def test_names_are_replaced_if_the_run_recognized_them(tmp_path: Path) -> None:

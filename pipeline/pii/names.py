@@ -1,0 +1,172 @@
+"""Names of persons, places and organisations, found by spaCy pipelines: one for each language of the documents.
+
+A pipeline reads the windows that `name_windows` chooses, or whole texts. What it finds counts at every place where the
+document has the same words, in the title and the fields too, and a person's last name counts alone.
+"""
+
+import re
+import tempfile
+import zipfile
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pipeline.pii.name_windows import MAX_CANDIDATE_CHARS, THINGS, find_candidates, find_windows
+from pipeline.pii.types import import_presidio
+from schemas.errors import ConfigError
+
+ENTITY_OF: Mapping[str, str] = {"person": "PERSON", "location": "LOCATION", "organisation": "ORGANIZATION"}
+"""Type of a name → presidio's name of the entity."""
+NAME_TYPES = tuple(ENTITY_OF)
+EVERY_LANGUAGE = "*"
+"""Key of the model for the languages that have none of their own."""
+READ_CHARS = 100_000
+"""Maximum length of text that a spaCy pipeline reads at once [characters]; its memory grows with this length."""
+NAME_SCORE = 0.4
+"""Score of a name. It is below the score of every pattern, so that an e-mail or IP address inside a name counts as an
+address."""
+MAX_NAMES = 1_000
+"""Maximum number of distinct names of a document; later ones are not replaced."""
+MIN_LAST_NAME = 3
+"""Minimum length of a last name that counts alone [characters]."""
+_WORD = re.compile(r"[^\W_]+")
+
+NameSpan = tuple[int, int, str, float]
+"""(start, end, type, score) of a name in a text."""
+
+
+def is_covered(language: str | None, models: Iterable[str]) -> bool:
+    """Return True if one of the models, given by their languages, reads documents of this language."""
+    return not {language, EVERY_LANGUAGE}.isdisjoint(models)
+
+
+@dataclass(frozen=True)
+class Names:
+    """The names of a document by their text, with their types."""
+
+    types: Mapping[str, str]
+
+    def find(self, text: str) -> list[NameSpan]:
+        """Return the places of the names in a text. Places may overlap."""
+        if not self.types:
+            return []
+        lengths: dict[str, set[int]] = {}
+        spans: list[NameSpan] = []
+        for name, kind in self.types.items():
+            if _is_caseless(name):  # Words of such scripts are often not separated.
+                spans += [(at.start(), at.end(), kind, NAME_SCORE) for at in re.finditer(re.escape(name), text)]
+            elif first := _WORD.match(name):
+                lengths.setdefault(first[0], set()).add(len(name))
+        for word in _WORD.finditer(text):
+            for length in lengths.get(word[0], ()):
+                end = word.start() + length
+                named = self.types.get(text[word.start() : end]) if end <= len(text) else None
+                if named is not None and not text[end : end + 1].isalnum():
+                    spans.append((word.start(), end, named, NAME_SCORE))
+        return spans
+
+
+NO_NAMES = Names({})
+
+
+class NameFinder:
+    """The pipelines of a recipe, loaded once, by language."""
+
+    def __init__(self, paths: Mapping[str, str], types: Sequence[str], windows: int | None):
+        """`paths` has the file of a pipeline by language. `windows`: maximum number in a document; None: whole texts.
+
+        Raises ConfigError if a file contains no pipeline that recognizes names.
+        """
+        self._windows, self._persons_only = windows, set(types) == {"person"}
+        loaded = {path: load_pipeline(path) for path in sorted(set(paths.values()))}
+        self._pipelines = {language: loaded[path] for language, path in paths.items()}
+        self._labels = labels_of(types)
+
+    def names_of(self, texts: Sequence[str], language: str | None) -> Names:
+        """Return the names in the texts of one document; empty if no model reads its language."""
+        pipeline = self._pipelines.get(language or "") or self._pipelines.get(EVERY_LANGUAGE)
+        text = "\n".join(filter(None, texts))
+        if pipeline is None or not text:
+            return NO_NAMES
+        if self._windows is None:
+            read = [text[start : start + READ_CHARS] for start in range(0, len(text), READ_CHARS)]
+            small = find_candidates(text).small_words
+        else:
+            windows = find_windows(text, self._windows, self._persons_only)
+            read, small = windows.texts, windows.small_words
+        types: dict[str, str] = {}
+        # Windows of several documents are never read together: a matrix product may differ in the last bit.
+        for document in pipeline.pipe(read, batch_size=max(1, len(read))) if read else ():
+            for entity in document.ents:
+                kind = self._labels.get(entity.label_)
+                if kind is not None and len(types) < MAX_NAMES:
+                    types |= dict.fromkeys(_parts_of(entity.text), kind)
+        last_names = {name.rpartition(" ")[2]: kind for name, kind in types.items() if kind == "person" and " " in name}
+        return Names({name: kind for name, kind in last_names.items() if _is_distinctive(name, small)} | types)
+
+
+def _parts_of(found: str) -> list[str]:
+    """Return the lines of an entity that may be a name: a letter of a script with capitals must be a capital."""
+    lines = [line.strip(" \t.,;:!?\"'’“”()[]") for line in found.splitlines()]
+    return [
+        line for line in lines if 1 < len(line) <= MAX_CANDIDATE_CHARS and (line != line.lower() or _is_caseless(line))
+    ]
+
+
+def _is_caseless(name: str) -> bool:
+    """Return True if a name is in a script without capitals, such as Chinese."""
+    return name.lower() == name.upper() and any(map(str.isalpha, name))
+
+
+def _is_distinctive(name: str, small_words: frozenset[str]) -> bool:
+    """Return True if a last name is unlikely to be a common word."""
+    folded = name.lower()
+    return len(name) >= MIN_LAST_NAME and name[0].isupper() and folded not in small_words and folded not in THINGS
+
+
+def labels_of(types: Sequence[str]) -> dict[str, str]:
+    """Return the type of each label of a pipeline, by presidio's mapping of labels to entities."""
+    kinds = {ENTITY_OF[kind]: kind for kind in types}
+    presidio = import_presidio()
+    mapping = presidio.nlp_engine.NerModelConfiguration().model_to_presidio_entity_mapping
+    return {label: kinds[entity] for label, entity in mapping.items() if entity in kinds}
+
+
+def load_pipeline(path: str) -> Any:
+    """Return the spaCy pipeline in a wheel or zip file, without the components that its recognizer does not need."""
+    import spacy
+
+    with tempfile.TemporaryDirectory() as folder, zipfile.ZipFile(path) as archive:
+        archive.extractall(folder)
+        configs = sorted(Path(folder).rglob("config.cfg"), key=lambda file: (len(file.parts), file))
+        if not configs:
+            raise ConfigError(
+                f"pii.ner_models: expected a spaCy pipeline, got no config.cfg in {path}. "
+                "Set pii.ner_models to wheels of spaCy pipelines."
+            )
+        pipeline = spacy.load(configs[0].parent)
+    recognizers = [name for name, part in pipeline.pipeline if "doc.ents" in pipeline.get_pipe_meta(name).assigns]
+    if not recognizers:
+        raise ConfigError(
+            f"pii.ner_models: expected a pipeline that recognizes names, got {pipeline.pipe_names} in {path}. "
+            "Set pii.ner_models to wheels of spaCy pipelines with a component `ner`."
+        )
+    needed = {*recognizers}
+    for name in recognizers:
+        needed |= _prepare(pipeline, name)
+    pipeline.select_pipes(enable=[name for name in pipeline.pipe_names if name in needed])
+    return pipeline
+
+
+def _prepare(pipeline: Any, recognizer: str) -> set[str]:
+    """Let a recognizer multiply matrices by numpy; return the components whose vectors it reads, if any."""
+    names: set[str] = set()
+    model = getattr(pipeline.get_pipe(recognizer), "model", None)
+    for node in model.walk() if model is not None else ():
+        if node.ops.name == "numpy":  # A token then takes 51 µs on one thread; with thinc's own BLIS it takes 72 µs.
+            node.ops = type(node.ops)(use_blis=False)
+        if node.name.endswith("listener"):
+            upstream = getattr(node, "upstream_name", "")
+            names |= {upstream} if upstream in pipeline.pipe_names else {*pipeline.pipe_names}
+    return names

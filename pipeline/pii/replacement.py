@@ -1,0 +1,225 @@
+"""What replaces a value of personal data: its type, a fixed text, a keyed pseudonym, or a surrogate that no one has.
+
+A pseudonym and a surrogate follow from the value and a secret key, so that one value becomes the same text in every
+document. Without the key, no one can test which value a pseudonym replaced.
+"""
+
+import hashlib
+import re
+import unicodedata
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from schemas.errors import ConfigError
+
+Form = Literal["type", "text", "pseudonym", "surrogate"]
+KEYED: frozenset[str] = frozenset(("pseudonym", "surrogate"))
+"""Forms that need a key."""
+MIN_KEY_BYTES, MIN_KEY_VALUES = 32, 16
+"""Minimum length of a key [bytes], and minimum number of different bytes in it."""
+PSEUDONYM_LETTERS = 12
+"""Letters of a pseudonym, of 4 bits each: among 2 million values of a type, two share one with probability 0.7 %."""
+LETTERS = "abcdefghijklmnop"
+"""The letters of pseudonyms. They are no digits, which could look like a telephone number."""
+MAX_PLACEHOLDER = 100
+"""Maximum length of a placeholder [characters]."""
+
+_FIRST_NAMES = """
+    Ada Bea Cleo Dana Eli Finn Gus Hana Ilse Jona Kim Lou Mika Nico Odil Pia Quin Rene Sascha Toni Uli Vale Wim
+    Xeni Yael Zoe
+"""
+FIRST_NAMES = tuple(_FIRST_NAMES.split())
+_LAST_NAMES = """
+    Aldwick Brennor Caldry Dornfeld Elmstra Farrowby Grenholt Hartvale Inglemoor Jarnwick Kestrow Lindmere
+    Marlowen Norbeck Ostervale Pellmoor Quarrick Rosmark Selbrook Tarnwell Umberly Varnholt Westmarch Yarrowdale
+    Zellwick
+"""
+LAST_NAMES = tuple(_LAST_NAMES.split())
+"""Names of surrogates: first names of any sex, and last names that were made up."""
+_CARDS = """
+    4111111111111111 4012888888881881 5555555555554444 5105105105105100 378282246310005 371449635398431
+    6011111111111117 6011000990139424 3530111333300000 30569309025904
+"""
+CARDS = tuple(_CARDS.split())
+"""Numbers that card networks and payment services publish for tests."""
+IP_NETWORKS = ("192.0.2.", "198.51.100.", "203.0.113.")
+"""Networks of documentation; source: RFC 5737. For IPv6 it is 2001:db8::/32; source: RFC 3849."""
+
+
+@dataclass(frozen=True)
+class FictionNumbers:
+    """Telephone numbers of a country that its regulator sets aside for fiction."""
+
+    code: str
+    """Country code."""
+    national: str
+    """National number in its usual form, with `#` for each digit that may be chosen."""
+
+
+PHONES: Mapping[str, FictionNumbers] = {
+    "us": FictionNumbers("1", "202-555-01##"),
+    "gb": FictionNumbers("44", "020 7946 0###"),
+    "fr": FictionNumbers("33", "01 99 00 ## ##"),
+    "au": FictionNumbers("61", "02 5550 ####"),
+    "de": FictionNumbers("49", "030 23125 ###"),
+    "se": FictionNumbers("46", "08-465 004 ##"),
+}
+"""Fiction numbers by country. Sources: NANPA (555-0100 to 555-0199), Ofcom (numbers for drama use), ARCEP (decision
+2018-0881), ACMA (numbers for use in radio, television and films), Bundesnetzagentur, PTS."""
+COUNTRY_OF = {"en": "us", "fr": "fr", "de": "de", "sv": "se"}
+"""Country of a number without a country code, by the language of the document."""
+
+
+@dataclass(frozen=True)
+class Replacement:
+    """Chooses the text that replaces a value."""
+
+    form: Form = "type"
+    placeholder: str = ""
+    """With the form `text`: what replaces every value."""
+    key: bytes = b""
+    """With a keyed form: the content of the key file."""
+
+    def of(self, kind: str, value: str, language: str | None = None) -> str:
+        """Return the text that replaces a value of a type in a document of a language."""
+        if self.form == "type":
+            return f"<{kind.upper()}>"
+        if self.form == "text":
+            return self.placeholder
+        digest = self._digest(kind, value)
+        if self.form == "surrogate" and (made := surrogate(kind, value, language, digest)) is not None:
+            return made
+        if self.form == "surrogate":
+            return f"<{kind.upper()}>"
+        number = int.from_bytes(digest[:8], "big")
+        return f"<{kind.upper()}_{''.join(LETTERS[number >> 4 * place & 15] for place in range(PSEUDONYM_LETTERS))}>"
+
+    def _digest(self, kind: str, value: str) -> bytes:
+        # BLAKE2b takes keys of up to 64 bytes, so the key is the digest of the file, and never its beginning alone.
+        key = hashlib.blake2b(self.key).digest()
+        return hashlib.blake2b(f"{kind}\0{normalized(kind, value)}".encode(), key=key, digest_size=16).digest()
+
+
+BY_TYPE = Replacement()
+"""The default: the placeholder of the type, such as `<EMAIL>`."""
+
+
+def normalized(kind: str, value: str) -> str:
+    """Return the form of a value that does not depend on how it is written: case, blanks and separators."""
+    folded = unicodedata.normalize("NFKC", value).casefold()
+    if kind == "email":
+        return folded.replace("%2540", "@").replace("%40", "@")
+    if kind in ("person", "location", "organisation"):
+        return " ".join(folded.split())
+    if kind == "ip":
+        return folded
+    if kind == "secret":
+        return value
+    kept = "".join(filter(str.isalnum, folded))
+    return f"+{kept}" if kind == "phone" and "+" in folded else kept
+
+
+def read_key(path: str) -> bytes:
+    """Return the content of a key file. Raises ConfigError if it is too short or too regular to be a secret key."""
+    try:
+        key = Path(path).expanduser().read_bytes()
+    except OSError as error:
+        raise ConfigError(
+            f"pii.key_file: expected a file that can be read, got {error.strerror} at {path}. Correct the path."
+        ) from error
+    if len(key) < MIN_KEY_BYTES or len(set(key)) < MIN_KEY_VALUES:
+        raise ConfigError(
+            f"pii.key_file: expected at least {MIN_KEY_BYTES} bytes with {MIN_KEY_VALUES} different values, got "
+            f"{len(key)} bytes with {len(set(key))}. Make a key: `openssl rand -hex 32 > {path}`."
+        )
+    return key
+
+
+def surrogate(kind: str, value: str, language: str | None, digest: bytes) -> str | None:
+    """Return a value of the same type that can belong to no one, chosen by 16 random bytes; None if there is none."""
+    make = _SURROGATES.get(kind)
+    return make(value, language, digest) if make is not None else None
+
+
+def is_reserved(kind: str, value: str) -> bool:
+    """Return True if a value is of a range that is set aside, as all surrogates are, so that it belongs to no one."""
+    digits = "".join(filter(str.isdigit, value))
+    if kind == "email":
+        return value.casefold().endswith("@example.invalid")
+    if kind == "ip":
+        return value.startswith((*IP_NETWORKS, "2001:db8:"))
+    if kind == "credit_card":
+        return digits in CARDS
+    if kind == "us_ssn":
+        return re.fullmatch("98765432[0-9]", digits) is not None
+    if kind == "phone":
+        return any(re.search(_digits_of(numbers).replace("#", "[0-9]") + r"\Z", digits) for numbers in PHONES.values())
+    return False
+
+
+def _digits_of(numbers: FictionNumbers) -> str:
+    """Return the digits of fiction numbers without the prefix 0, with `#` for those that may be chosen."""
+    return "".join(filter(lambda sign: sign.isdigit() or sign == "#", numbers.national)).lstrip("0")
+
+
+def _numbered(form: str, digest: bytes) -> str:
+    """Return the form with a digit for each `#`, by the digest."""
+    number, made = int.from_bytes(digest, "big"), []
+    for sign in form:
+        if sign == "#":
+            number, digit = divmod(number, 10)
+            sign = str(digit)
+        made.append(sign)
+    return "".join(made)
+
+
+def _phone(value: str, language: str | None, digest: bytes) -> str | None:
+    written = value.strip()
+    abroad = "+" in written[:2] or written.startswith("00")
+    digits = "".join(filter(str.isdigit, unicodedata.normalize("NFKC", written))).lstrip("0")
+    country = COUNTRY_OF.get(language or "")
+    if abroad:
+        country = next((name for name, numbers in PHONES.items() if digits.startswith(numbers.code)), None)
+    if country is None:
+        return None
+    numbers = PHONES[country]
+    national = _numbered(numbers.national, digest)
+    return f"+{numbers.code} {national.removeprefix('0')}" if abroad else national
+
+
+def _email(value: str, language: str | None, digest: bytes) -> str:
+    name = FIRST_NAMES[digest[0] % len(FIRST_NAMES)].lower()
+    return f"{name}.{''.join(LETTERS[byte & 15] for byte in digest[1:9])}@example.invalid"
+
+
+def _ip(value: str, language: str | None, digest: bytes) -> str:
+    if ":" in value:
+        return f"2001:db8:{digest[0:2].hex()}:{digest[2:4].hex()}::{digest[4:6].hex()}"
+    return f"{IP_NETWORKS[digest[0] % len(IP_NETWORKS)]}{digest[1]}"
+
+
+def _card(value: str, language: str | None, digest: bytes) -> str:
+    return CARDS[digest[0] % len(CARDS)]
+
+
+def _ssn(value: str, language: str | None, digest: bytes) -> str:
+    return f"987-65-432{digest[0] % 10}"
+
+
+def _person(value: str, language: str | None, digest: bytes) -> str:
+    last = LAST_NAMES[digest[1] % len(LAST_NAMES)]
+    return f"{FIRST_NAMES[digest[0] % len(FIRST_NAMES)]} {last}" if " " in value.strip() else last
+
+
+_SURROGATES: Mapping[str, Callable[[str, str | None, bytes], str | None]] = {
+    "email": _email,
+    "phone": _phone,
+    "ip": _ip,
+    "credit_card": _card,
+    "us_ssn": _ssn,
+    "person": _person,
+}
+SURROGATE_TYPES = tuple(_SURROGATES)
+"""Types that have surrogates; values of other types get the placeholder of their type."""

@@ -1,0 +1,156 @@
+"""What replaces a value: each form, its consistency, its dependence on the key, and surrogates that no one has."""
+
+from pathlib import Path
+
+import pytest
+
+from pipeline.pii.replacement import (
+    CARDS,
+    FIRST_NAMES,
+    LAST_NAMES,
+    PHONES,
+    SURROGATE_TYPES,
+    Replacement,
+    is_reserved,
+    normalized,
+    read_key,
+)
+from pipeline.pii.stage import PiiConfig, Redactor, make_pii
+from schemas.errors import ConfigError
+
+KEY = bytes(range(32))
+PSEUDONYMS, SURROGATES = Replacement("pseudonym", key=KEY), Replacement("surrogate", key=KEY)
+
+
+def test_a_type_and_a_fixed_text() -> None:
+    assert Replacement().of("credit_card", "4111") == "<CREDIT_CARD>"
+    assert Replacement("text", "[PII_REDACTED]").of("email", "a@b.c") == "[PII_REDACTED]"
+
+
+def test_a_pseudonym_is_the_same_for_one_value_and_differs_for_others() -> None:
+    first = PSEUDONYMS.of("email", "Ana@Example.com", "en")
+    assert first == PSEUDONYMS.of("email", "ana@example.com", "zh")
+    assert first.startswith("<EMAIL_")
+    assert len(first) == len("<EMAIL_>") + 12
+    assert {*first[7:-1]} <= {*"abcdefghijklmnop"}
+    others = [PSEUDONYMS.of("email", "anb@example.com"), PSEUDONYMS.of("person", "Ana@Example.com")]
+    others.append(Replacement("pseudonym", key=KEY + b"x").of("email", "ana@example.com"))
+    assert len({first, *(text.removeprefix("<PERSON") for text in others)}) == 4
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "expected"),
+    [
+        ("email", "A%40b.COM", "a@b.com"),
+        ("phone", "(415) 555-0139", "4155550139"),
+        ("phone", "+1 415 555 0139", "+14155550139"),
+        ("iban", "GB82 WEST 1234", "gb82west1234"),
+        ("person", "Ana \n López", "ana lópez"),
+        ("ip", "2001:DB8::1", "2001:db8::1"),
+        ("secret", "Ab-C", "Ab-C"),
+        ("credit_card", "４１１１ 1111", "41111111"),
+    ],
+)
+def test_values_are_normalized(kind: str, value: str, expected: str) -> None:
+    assert normalized(kind, value) == expected
+
+
+@pytest.mark.parametrize(
+    ("value", "language", "start"),
+    [
+        ("(415) 867-5309", "en", "202-555-01"),
+        ("+44 20 8765 4321", "en", "+44 20 7946 0"),
+        ("01 42 68 53 00", "fr", "01 99 00 "),
+        ("0033 1 42 68 53 00", "de", "+33 1 99 00 "),
+        ("030 901820", "de", "030 23125 "),
+        ("+46 8 123 456 78", None, "+46 8-465 004 "),
+        ("+61 2 9876 5432", None, "+61 2 5550 "),
+        ("138 0000 9430", "zh", "<PHONE>"),
+        ("+86 138 0000 9430", "en", "<PHONE>"),
+    ],
+)
+def test_phones_become_fiction_numbers_of_their_country(value: str, language: str | None, start: str) -> None:
+    made = SURROGATES.of("phone", value, language)
+    assert made.startswith(start)
+    assert made == "<PHONE>" or is_reserved("phone", made)
+
+
+@pytest.mark.parametrize(
+    ("kind", "taken", "free"),
+    [
+        ("email", "zoe@example.invalid", "zoe@example.invalid.com"),
+        ("ip", "192.0.2.9", "192.0.3.9"),
+        ("ip", "2001:db8:1::2", "2001:db9:1::2"),
+        ("credit_card", "4111 1111 1111 1111", "4111 1111 1111 1129"),
+        ("us_ssn", "987-65-4329", "987-65-4330"),
+        ("phone", "202-555-0199", "202-555-0200"),
+        ("phone", "+44 20 7946 0999", "+44 20 7946 1000"),
+        ("iban", "", "GB82"),
+    ],
+)
+def test_reserved_ranges_end_where_they_end(kind: str, taken: str, free: str) -> None:
+    assert is_reserved(kind, taken) == (kind != "iban")
+    assert not is_reserved(kind, free)
+
+
+def test_every_surrogate_is_reserved_or_not_found_again() -> None:
+    redactor = Redactor()
+    values = {
+        "email": "u{}@corp.com",
+        "ip": "8.8.{}.4",
+        "credit_card": "45{}",
+        "us_ssn": "{}",
+        "phone": "+1415867{:04}",
+    }
+    for kind in (*values, "person"):
+        for number in range(200):
+            made = SURROGATES.of(kind, values.get(kind, "Jo {}").format(number), "en")
+            assert kind == "person" or is_reserved(kind, made)
+            for start, end, found, _ in redactor.find(f"It is {made} here.", "en"):
+                assert is_reserved(found, f"It is {made} here."[start:end]), (made, found)
+    assert {*SURROGATE_TYPES} == {*values, "person"}
+    assert SURROGATES.of("iban", "GB82WEST12345698765432") == "<IBAN>"
+
+
+def test_a_surrogate_name_has_as_many_parts() -> None:
+    first, last = SURROGATES.of("person", "Ana Maria López").split()
+    assert (first in FIRST_NAMES, last in LAST_NAMES) == (True, True)
+    assert SURROGATES.of("person", "López") in LAST_NAMES
+    assert len({SURROGATES.of("person", f"A B{number}") for number in range(500)}) > 200
+
+
+def test_the_test_cards_have_valid_check_digits() -> None:
+    for card in CARDS:
+        doubled = [int(digit) * (1 + at % 2) for at, digit in enumerate(reversed(card))]
+        assert sum(number // 10 + number % 10 for number in doubled) % 10 == 0
+    assert len(PHONES) == 6
+
+
+@pytest.mark.parametrize(
+    ("content", "got"),
+    [
+        (bytes(range(31)), "31 bytes with 31"),
+        (b"ab" * 40, "80 bytes with 2"),
+        (bytes(range(15)) * 3, "45 bytes with 15"),
+    ],
+)
+def test_a_weak_key_is_refused_without_being_shown(tmp_path: Path, content: bytes, got: str) -> None:
+    path = tmp_path / "key"
+    path.write_bytes(content)
+    with pytest.raises(
+        ConfigError, match=rf"expected at least 32 bytes with 16 different values, got {got}\b"
+    ) as error:
+        read_key(str(path))
+    assert content.hex() not in str(error.value)
+    with pytest.raises(ConfigError, match="got No such file or directory at"):
+        read_key(str(tmp_path / "none"))
+
+
+def test_the_smallest_key_is_used(tmp_path: Path) -> None:
+    (tmp_path / "key").write_bytes(bytes(range(16)) * 2)
+    config = PiiConfig(types=("email",), replacement="pseudonym", key_file=str(tmp_path / "key"))
+    row = {"text": "a@example.com A@example.com b@example.com", "title": "a@example.com", "url": None, "language": "en"}
+    make_pii(config, {"key": str(tmp_path / "key")})(row)
+    first, second, third = row["text"].split()
+    assert first == second == row["title"]
+    assert third != first
