@@ -38,6 +38,7 @@ from pipeline.quality.recipe_rules import canonical_rules, rule_columns, with_ru
 from pipeline.quality.rules import SIGNALS_OF
 from pipeline.quality.stage import QUALITY
 from pipeline.recipe_stages import FUNCTION, SECTION, StagesConfig, columns_of_stage, make_stage
+from pipeline.rights.stage import OF_HOST, RIGHTS
 from pipeline.sources.source import COMMON_REASONS, SOURCE
 from pipeline.steps.clean import build_clean
 from pipeline.steps.documents import KEEP_TEXT, build_documents
@@ -65,6 +66,7 @@ MEASURED: tuple[PerDocument, ...] = (
     DECONTAMINATE,
     TOXICITY,
     LINKS,
+    RIGHTS,
     SIGNATURE,
 )
 """Stages that measure a document in the worker that reads it, in this order."""
@@ -82,6 +84,7 @@ NEEDED_SETTINGS = (
     (DECONTAMINATE.name, "canaries", ("canaries",)),
     (QUALITY.name, "cut_repeated_lines", ("repeated_lines_cut",)),
     (LINKS.name, "tables", LINKS.adds),
+    (RIGHTS.name, "robots", OF_HOST),
 )
 """(section, setting, columns): the columns are null in every row if the setting is empty."""
 
