@@ -27,6 +27,7 @@ from pipeline.report.ground_truth import Score, score
 from pipeline.report.lineage import lineage_drawing
 from pipeline.report.losses import SHOWN_VERDICTS, ablations, by_source, describe_events, waiting
 from pipeline.report.recipe import package_versions, recipe_sections, recipe_text
+from pipeline.report.rights import Loss, rights_view
 from pipeline.report.samples import NearLimit, survey
 from pipeline.report.signals import STAGES_WITH_SECTION, bucket_chart, buckets, charts
 from pipeline.report.sources import sources
@@ -95,6 +96,8 @@ class ReportOptions:
     """The folder to write to; None = the run folder."""
     name: str = ""
     """The name of the file in `output`."""
+    loss: Loss | None = None
+    """The law by which the section on rights prices tokens; None = it has no prices."""
 
 
 def write_report(run: Store, truth: str | None = None, options: ReportOptions | None = None) -> str:
@@ -208,6 +211,7 @@ def _view(facts: RunFacts, scores: Sequence[Score], options: ReportOptions) -> d
         "reasons": main_reasons(drops),
         "kept": kept,
         "sources": sources(facts),
+        "rights": None if kept is None else rights_view(facts, kept.rights, options.loss),
         "near_limits": _near_by_rule(samples.near),
         "name": facts.run.uri.rstrip("/").rpartition("/")[2],
         "facts": facts,

@@ -251,7 +251,8 @@ def _batch_of(path: Path, counts: RobotsCounts) -> pa.RecordBatch:
     for batch in _streams(path):
         for key, kind, text, date in zip(*(values.to_pylist() for values in batch.columns), strict=True):
             known = latest.get((key, kind))
-            counts.left_out["earlier"] += known is not None
+            if known is not None:
+                counts.left_out["earlier"] += 1
             if known is None or (date, text) > known:
                 latest[key, kind] = date, text
     places = sorted(latest)
