@@ -61,12 +61,12 @@ from schemas.takedown import STAGE as TAKEDOWN
 
 MEASURED: tuple[PerDocument, ...] = (
     EXTRACT,
+    RIGHTS,  # before a stage that ends others, so that dropped documents have marks too
     LANGUAGE,
     QUALITY,
     DECONTAMINATE,
     TOXICITY,
     LINKS,
-    RIGHTS,
     SIGNATURE,
 )
 """Stages that measure a document in the worker that reads it, in this order."""

@@ -11,7 +11,7 @@ from pipeline.report.page import ReportOptions, write_report
 from schemas.errors import ConfigError
 from schemas.storage import Store
 from schemas.versions import open_run_to_read
-from train.scaling.price import price_of_data
+from train.scaling.own_law import price_of_data
 
 GROUP = "inspect"
 VERBS = {

@@ -225,15 +225,12 @@ def _view(facts: RunFacts, scores: Sequence[Score], options: ReportOptions) -> d
         "bucket_chart": bucket_chart(facts),
         "evaluation_sets": evaluation_sets(facts),
         "canaries": canaries(facts),
-        "mixtures": ranked_counts(documents.get("mixed_languages", {})),
-        "max_mixtures": MAX_MIXTURES,
-        "dropped_early": sum(documents.get("dropped_early", {}).values()),
+        **_language_view(facts),
         "samples": samples,
         "checks": checked,
         "stored": ranked_counts(documents.get("stored_bytes", {})),
         "record_types": ranked_counts(documents.get("record_types", {})),
         "extraction": extraction(facts),
-        "languages": languages(facts),
         "charsets": ranked_counts(documents.get("charsets", {})),
         "dedup": copies,
         "toxicity": facts.settings("toxicity"),
@@ -255,6 +252,17 @@ def _view(facts: RunFacts, scores: Sequence[Score], options: ReportOptions) -> d
         "lineage": lineage_drawing(facts.run),
         "max_inputs": MAX_INPUTS,
         "max_shards": MAX_SHARDS,
+    }
+
+
+def _language_view(facts: RunFacts) -> dict[str, Any]:
+    """Return the variables of the section on languages."""
+    documents = facts.figures("documents")
+    return {
+        "languages": languages(facts),
+        "mixtures": ranked_counts(documents.get("mixed_languages", {})),
+        "max_mixtures": MAX_MIXTURES,
+        "dropped_early": sum(documents.get("dropped_early", {}).values()),
     }
 
 

@@ -15,7 +15,6 @@ from pipeline.report.facts import RunFacts
 from pipeline.report.judged import JudgedPart
 from pipeline.rights.config import RightsConfig
 from pipeline.rights.protocols import COLUMNS, NEEDS, Mask, reserved
-from pipeline.rights.stage import RIGHTS
 from pipeline.tokens.streams import TOKENS
 from schemas.errors import reading
 from schemas.manifest import RUN_NAME
@@ -144,7 +143,7 @@ def rights_counts(facts: RunFacts) -> RightsCounts:
 
 def _config(facts: RunFacts) -> RightsConfig:
     with reading(f"{facts.run.uri}/{RUN_NAME}", "a valid section [rights]"):
-        return RightsConfig.model_validate(facts.recipe.get(RIGHTS.name, {}))
+        return RightsConfig.model_validate(facts.recipe.get("rights", {}))
 
 
 def _with_nulls(table: pa.Table) -> pa.Table:

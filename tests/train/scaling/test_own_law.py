@@ -3,7 +3,7 @@
 import pytest
 
 from schemas.errors import ContractError
-from train.scaling.price import price_of_data
+from train.scaling.own_law import price_of_data
 from train.scaling.repeats import expected_loss, worth_of_tokens
 
 OWN = {"floor": 2.0, "a": 100.0, "b": 200.0, "alpha": 0.5, "beta": 0.5, "num_runs": 6, "deviation": 0.01}
