@@ -29,9 +29,10 @@ MAX_TAG_BYTES = 8_192
 """Number of bytes of a meta tag that are read."""
 MAX_TAGS = 10_000
 """Maximum number of meta tags, comments, scripts and styles of a page that are looked at."""
+_META, _COMMENT, _END, _RAW = 1, 2, 3, 4
 _IN_HEAD = re.compile(
-    rb"<(?:(?P<comment>!--)|(?P<meta>[mM][eE][tT][aA][\s/])|(?P<end>/[hH][eE][aA][dD]\b|[bB][oO][dD][yY]\b)"
-    rb"|(?P<raw>[sS](?:[cC][rR][iI][pP][tT]|[tT][yY][lL][eE])|[tT][iI][tT][lL][eE])\b)"
+    rb"<(?:([mM][eE][tT][aA][\s/])|(!--)|(/[hH][eE][aA][dD]\b|[bB][oO][dD][yY]\b)"
+    rb"|([sS](?:[cC][rR][iI][pP][tT]|[tT][yY][lL][eE])|[tT][iI][tT][lL][eE])\b)"
 )
 _RAW_END = {
     b"script": re.compile(rb"</[sS][cC][rR][iI][pP][tT]"),
@@ -116,28 +117,28 @@ def head_metas(page: bytes) -> list[tuple[str, str]]:
     position = 0
     for _ in range(MAX_TAGS):
         match = _IN_HEAD.search(page, position, MAX_HEAD_BYTES)
-        if match is None or match.lastgroup == "end":
+        if match is None or match.lastindex == _END:
             break
         position = match.end()
-        if match.lastgroup == "comment":
-            position = page.find(b"-->", position - 2, MAX_HEAD_BYTES)
-        elif match.lastgroup == "raw":
-            end = _RAW_END[match["raw"].lower()].search(page, position, MAX_HEAD_BYTES)
-            position = -1 if end is None else end.end()
-        else:
+        if match.lastindex == _META:
             start, position = position, _tag_end(page, position)
-            mark = _mark_of(tag) if _may_be_mark(tag := page[start:position]) else None
-            found += [mark] if mark is not None else []
+            tag = page[start:position]
+            lower = tag.lower()
+            has_mark = b"no" in lower or b"tdm-" in lower or b"unavailable" in lower
+            if has_mark and _has_name(lower) and (mark := _mark_of(tag)) is not None:
+                found.append(mark)
+        elif match.lastindex == _COMMENT:
+            position = page.find(b"-->", position - 2, MAX_HEAD_BYTES)
+        else:
+            end = _RAW_END[match[_RAW].lower()].search(page, position, MAX_HEAD_BYTES)
+            position = -1 if end is None else end.end()
         if position < 0:  # a comment or script without an end extends to the end of the page
             break
     return found
 
 
-def _may_be_mark(tag: bytes) -> bool:
-    """Return False if a meta tag is not about rights, or permits everything, as most do."""
-    lower = tag.lower()
-    if b"no" not in lower and b"unavailable" not in lower:
-        return b"tdm-" in lower
+def _has_name(lower: bytes) -> bool:
+    """Return False if no attribute of a meta tag in lower case can be a name that is about rights."""
     return b"bot" in lower or b"tdm-" in lower or any(name in lower for name in _OTHER_NAMES)
 
 

@@ -48,7 +48,7 @@ def _look_up(row: Row, tables: Mapping[str, RobotsTable], agents: tuple[str, ...
         robots, has_robots = table.of_url(row["url"])
         if has_robots:
             files.append(name)
-        own, preferences = _verdicts(robots, agents, path)
+        own, preferences = _verdicts(robots, agents, path) if robots.groups else ([], [])
         denied += (f"{name}/{agent}" for agent in own)
         usage += (f"{name}/{entry}" for entry in preferences)
         if (value := robots.reservation(path)) is not None:
