@@ -38,6 +38,7 @@ from pipeline.quality.recipe_rules import canonical_rules, rule_columns, with_ru
 from pipeline.quality.rules import SIGNALS_OF
 from pipeline.quality.stage import QUALITY
 from pipeline.recipe_stages import FUNCTION, SECTION, StagesConfig, columns_of_stage, make_stage
+from pipeline.rights.stage import OF_HOST, RIGHTS
 from pipeline.sources.source import COMMON_REASONS, SOURCE
 from pipeline.steps.clean import build_clean
 from pipeline.steps.documents import KEEP_TEXT, build_documents
@@ -60,6 +61,7 @@ from schemas.takedown import STAGE as TAKEDOWN
 
 MEASURED: tuple[PerDocument, ...] = (
     EXTRACT,
+    RIGHTS,  # before a stage that ends others, so that dropped documents have marks too
     LANGUAGE,
     QUALITY,
     DECONTAMINATE,
@@ -82,6 +84,7 @@ NEEDED_SETTINGS = (
     (DECONTAMINATE.name, "canaries", ("canaries",)),
     (QUALITY.name, "cut_repeated_lines", ("repeated_lines_cut",)),
     (LINKS.name, "tables", LINKS.adds),
+    (RIGHTS.name, "robots", OF_HOST),
 )
 """(section, setting, columns): the columns are null in every row if the setting is empty."""
 

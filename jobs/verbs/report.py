@@ -11,6 +11,7 @@ from pipeline.report.page import ReportOptions, write_report
 from schemas.errors import ConfigError
 from schemas.storage import Store
 from schemas.versions import open_run_to_read
+from train.scaling.own_law import price_of_data
 
 GROUP = "inspect"
 VERBS = {
@@ -42,7 +43,7 @@ def add_report_arguments(parser: argparse.ArgumentParser) -> None:
 def report_command(arguments: argparse.Namespace) -> int:
     """Write the report of a run or of two runs, or serve the live page of a run."""
     check_arguments(arguments)
-    options = ReportOptions(arguments.truth, arguments.run, recipe_sections(), *output_of(arguments.out))
+    options = ReportOptions(arguments.truth, arguments.run, recipe_sections(), *output_of(arguments.out), price_of_data)
     if arguments.live:
         serve_live(Store(arguments.run), arguments.port or 0, options)
     elif arguments.other is not None:

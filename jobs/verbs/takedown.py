@@ -163,7 +163,7 @@ def _take_down(run: Store, request: TakedownRequest, arguments: Arguments) -> in
         print(f"all of these documents were taken down before, see {names}; nothing to do")
         return 0
     selection = select_documents(run, request)
-    effects = _effects(run, selection)
+    effects = effects_of(run, selection.documents)
     kept = frozenset(selection.survivors.values())
     survivor_steps = _affected(run, kept).steps if kept else []
     print("\n".join(_describe_selection(selection, effects, survivor_steps, arguments)), flush=True)
@@ -192,17 +192,17 @@ def _has_documents(run: Store, request: TakedownRequest) -> bool:
         return False
 
 
-def _effects(run: Store, selection: Selection) -> Effects:
+def effects_of(run: Store, documents: frozenset[bytes]) -> Effects:
     """Return the optimizer steps and checkpoints that were trained on the documents.
 
     Runs in subfolders that use tables of `run` are included.
     """
     others = []
     for folder, tables in attached_runs(run).items():
-        seen = _affected(run.child(folder), selection.documents)
+        seen = _affected(run.child(folder), documents)
         models = [model.model_copy(update={"checkpoint": f"{folder}/{model.checkpoint}"}) for model in seen.models]
         others.append(OtherRun(run=folder, tables=tables, steps=seen.steps, models=models))
-    return _affected(run, selection.documents).model_copy(update={"others": others})
+    return _affected(run, documents).model_copy(update={"others": others})
 
 
 def _affected(run: Store, documents: frozenset[bytes]) -> Effects:

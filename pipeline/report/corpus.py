@@ -15,6 +15,7 @@ import pyarrow as pa
 from pipeline.engine.rules import COARSE, FINE, count_bins, quantile
 from pipeline.report.facts import RunFacts
 from pipeline.report.judged import Floats, JudgedPart, PartChoice
+from pipeline.report.rights import RightsCounts
 from pipeline.report.signals import Histogram, PairedSpread, Spread, make_paired_spread, make_spread
 from schemas.ids import shuffle_key
 from schemas.tokens import HELDOUT, docs_key
@@ -99,6 +100,8 @@ class Kept:
     """Pages of more than LARGE_PAGE bytes, whether kept or dropped."""
     without_text: int
     """Those of them with fewer than LITTLE_TEXT characters of text."""
+    rights: RightsCounts
+    """Which of the documents are reserved."""
 
 
 @dataclass
@@ -109,6 +112,8 @@ class CorpusCounts:
     """Numeric columns that rules compare with limits → their limits by rule and language."""
     fields: pa.Schema
     """The columns with their meanings and units."""
+    rights: RightsCounts = field(default_factory=lambda: RightsCounts({}))
+    """Which documents are reserved."""
     documents: int = 0
     chars: int = 0
     by_group: Counter[tuple[str, str]] = field(default_factory=Counter)
@@ -125,6 +130,7 @@ class CorpusCounts:
     def add(self, part: JudgedPart) -> None:
         """Count the rows of one part."""
         kept = part.kept
+        self.rights.add(part)
         self._count_documents(part, np.flatnonzero(kept))
         for column in self.columns:
             values = part.numbers(column)
@@ -183,6 +189,7 @@ class CorpusCounts:
             pairs=tuple(self._pairs()),
             large_pages=self.large_pages,
             without_text=self.without_text,
+            rights=self.rights,
         )
 
     def _lengths(self) -> Iterator[Lengths]:

@@ -28,6 +28,7 @@ from pipeline.report.lineage import lineage_drawing
 from pipeline.report.losses import SHOWN_VERDICTS, ablations, by_source, describe_events, waiting
 from pipeline.report.personal_data import personal_data
 from pipeline.report.recipe import package_versions, recipe_sections, recipe_text
+from pipeline.report.rights import Loss, rights_view
 from pipeline.report.samples import NearLimit, survey
 from pipeline.report.signals import STAGES_WITH_SECTION, bucket_chart, buckets, charts
 from pipeline.report.sources import sources
@@ -96,6 +97,8 @@ class ReportOptions:
     """The folder to write to; None = the run folder."""
     name: str = ""
     """The name of the file in `output`."""
+    loss: Loss | None = None
+    """The law by which the section on rights prices tokens; None = it has no prices."""
 
 
 def write_report(run: Store, truth: str | None = None, options: ReportOptions | None = None) -> str:
@@ -209,6 +212,7 @@ def _view(facts: RunFacts, scores: Sequence[Score], options: ReportOptions) -> d
         "reasons": main_reasons(drops),
         "kept": kept,
         "sources": sources(facts),
+        "rights": None if kept is None else rights_view(facts, kept.rights, options.loss),
         "near_limits": _near_by_rule(samples.near),
         "name": facts.run.uri.rstrip("/").rpartition("/")[2],
         "facts": facts,
@@ -222,15 +226,12 @@ def _view(facts: RunFacts, scores: Sequence[Score], options: ReportOptions) -> d
         "bucket_chart": bucket_chart(facts),
         "evaluation_sets": evaluation_sets(facts),
         "canaries": canaries(facts),
-        "mixtures": ranked_counts(documents.get("mixed_languages", {})),
-        "max_mixtures": MAX_MIXTURES,
-        "dropped_early": sum(documents.get("dropped_early", {}).values()),
+        **_language_view(facts),
         "samples": samples,
         "checks": checked,
         "stored": ranked_counts(documents.get("stored_bytes", {})),
         "record_types": ranked_counts(documents.get("record_types", {})),
         "extraction": extraction(facts),
-        "languages": languages(facts),
         "charsets": ranked_counts(documents.get("charsets", {})),
         "dedup": copies,
         "toxicity": facts.settings("toxicity"),
@@ -252,6 +253,17 @@ def _view(facts: RunFacts, scores: Sequence[Score], options: ReportOptions) -> d
         "lineage": lineage_drawing(facts.run),
         "max_inputs": MAX_INPUTS,
         "max_shards": MAX_SHARDS,
+    }
+
+
+def _language_view(facts: RunFacts) -> dict[str, Any]:
+    """Return the variables of the section on languages."""
+    documents = facts.figures("documents")
+    return {
+        "languages": languages(facts),
+        "mixtures": ranked_counts(documents.get("mixed_languages", {})),
+        "max_mixtures": MAX_MIXTURES,
+        "dropped_early": sum(documents.get("dropped_early", {}).values()),
     }
 
 

@@ -20,6 +20,8 @@ from pipeline.pii.stage import NER, PiiConfig, Redactor, model_files, name_finde
 from pipeline.report.corpus import OTHER_LANGUAGES, WORDS, CorpusCounts, Kept, limited_columns
 from pipeline.report.facts import RunFacts
 from pipeline.report.judged import Floats, JudgedPart, choose_parts, read_judged
+from pipeline.report.rights import rights_counts
+from pipeline.rights.protocols import COLUMNS as RIGHTS_COLUMNS
 from schemas.errors import ConfigError
 from schemas.ids import shuffle_key
 from schemas.older_tables import read_columns
@@ -233,8 +235,9 @@ def _merge(held: list[ExampleCandidate], more: Iterable[ExampleCandidate], count
 def survey(facts: RunFacts) -> tuple[Kept | None, DrawnSamples]:
     """Read rows of a run once: return what it kept, and samples. What was kept is None if there is no table `clean`."""
     reading = choose_parts(facts)
-    counts, selection = CorpusCounts(limited_columns(facts), facts.columns), SampleChoice(_checks(facts))
-    for part in read_judged(facts, reading, [*counts.columns, *WORDS]):
+    counts = CorpusCounts(limited_columns(facts), facts.columns, rights_counts(facts))
+    selection = SampleChoice(_checks(facts))
+    for part in read_judged(facts, reading, [*counts.columns, *WORDS, *RIGHTS_COLUMNS]):
         counts.add(part)
         selection.add(part)
     counts.add_tokens(facts)

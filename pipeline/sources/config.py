@@ -34,7 +34,7 @@ version 3 counts hexadecimal bytes once in files that write them as 0x.. and as 
 
 OWN_SECTIONS = frozenset(
     (
-        *("extract", "language", "quality", "decontaminate", "toxicity", "links", "perplexity"),
+        *("extract", "language", "quality", "decontaminate", "toxicity", "links", "rights", "perplexity"),
         *("classifier", "importance", "paragraphs", "pii", "signature"),
     )
 )

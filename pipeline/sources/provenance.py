@@ -36,6 +36,7 @@ COLUMNS = (
     "text",
     "_payload",
     "_http_charset",
+    "_rights_fields",
     "_meta",
 )
 _EMPTY_ROW: Row = dict.fromkeys(COLUMNS)

@@ -15,6 +15,7 @@ OTHERS = {
     "pipeline/inspect/show.py": "all columns that a file has",
     "pipeline/links/evidence.py": "files of a user",
     "pipeline/links/table.py": "a table of links that is being written",
+    "pipeline/rights/table.py": "a file of the step itself, which is no table",
     "pipeline/report/extraction.py": "all columns that a file has",
     "pipeline/report/judged.py": "the columns that a file has",
     "pipeline/browse/rows.py": "the rows of a page, which it fills itself",

@@ -5,17 +5,18 @@ does not need the file later.
 """
 
 import math
-from collections.abc import Sequence
-from typing import Literal
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from schemas.errors import ConfigError, ContractError
+from schemas.errors import ConfigError, ContractError, reading
 from schemas.ids import canonical_json
 from schemas.storage import Store
 from train.config.plan import OwnLaw
 from train.scaling.fit import NAMES, Fit, MeasuredLoss
 from train.scaling.laws import LossLaw
+from train.scaling.repeats import expected_loss, worth_of_tokens
 
 MAX_EXTRAPOLATION = 100.0
 """Multiple of the largest run's compute beyond which the law is unreliable."""
@@ -81,6 +82,20 @@ def law_in(own: OwnLaw) -> LossLaw:
             f"`{law.formula}`. Fit the law again to more runs with `penstock fit-scaling`."
         )
     return law
+
+
+def price_of_data(own_law: Mapping[str, Any] | None, params: float, tokens: float, unique: float) -> float:
+    """Return the expected loss [nats/token] of `params` parameters after `tokens` training tokens.
+
+    `unique`: unique tokens that the training tokens are drawn from. `own_law`: the law in the settings of a plan that
+    was fitted to the user's runs; None = the published law of repeated data, on C4. Raises ContractError if the law is
+    not valid.
+    """
+    if own_law is None:
+        return expected_loss(params, tokens, unique)
+    with reading("train/plan.json", "a valid plan.own_law", "Run `penstock plan` again."):
+        own = OwnLaw.model_validate(own_law)
+    return law_in(own).loss(params, worth_of_tokens(unique, tokens))
 
 
 def law_file(fit: Fit, measured: Sequence[MeasuredLoss], share: float, how: str) -> LawFile:

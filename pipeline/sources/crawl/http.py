@@ -14,6 +14,7 @@ import brotli
 from fastwarc.stream_io import ZstdReader
 
 from pipeline.engine.stage import Drop
+from pipeline.rights.preferences import Fields, rights_fields
 from pipeline.sources.config import SourceConfig
 
 # Record headers of WARC (all versions) and ARC (v1, v2) are parsed leniently into a RecordHeader. Real archives contain
@@ -163,6 +164,8 @@ class HttpPage:
     charset: str | None = None
     body: bytes | None = None
     drop: Drop | None = None
+    rights: Fields = ()
+    """The header fields about rights, in their order; a name may occur several times."""
 
 
 class _EncodingError(Exception):
@@ -188,7 +191,9 @@ def read_response(block: bytes, config: SourceConfig) -> HttpPage:
     if status is None or head_end > MAX_HEADER_BYTES:
         page.drop = Drop("bad_http")
         return page
-    fields = parse_fields(block[:head_end])
+    head = block[:head_end]
+    fields = parse_fields(head)
+    page.rights = rights_fields(head)
     page.status = int(status.group(1))
     page.mime, page.charset = split_content_type(fields.get("content-type"))
     if page.status not in config.http_statuses:

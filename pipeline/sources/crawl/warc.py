@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from pipeline.engine.stage import Drop, RangeStart, Row, Split
+from pipeline.rights.preferences import HEADER_FIELDS
 from pipeline.sources.compression import PEEK_BYTES, ByteStream, FrameReader, RecordPatterns
 from pipeline.sources.config import SourceConfig
 from pipeline.sources.crawl.http import (
@@ -220,6 +221,7 @@ def _read_page(row: Row, header: RecordHeader, block: bytes, config: SourceConfi
         else:
             page.drop = Drop("not_html")
     row["http_status"], row["mime"], row["_http_charset"] = page.status, page.mime, page.charset
+    row[HEADER_FIELDS] = page.rights
     if page.body is not None:
         row["_payload"], row["page_bytes"] = page.body, len(page.body)
     return page.drop
