@@ -75,7 +75,7 @@ QUESTIONS: tuple[Question, ...] = (
     Q("user.services", "2.4.c", "These services", LIST, "yes:user.other_services"),
     Q("user.comments", "2.4.e", "Comments on data of users", optional=True, when="kind:user"),
     Q("synthetic.created", "2.5.a", "Were synthetic data created by the provider, or on its behalf?", YES_NO),
-    Q("synthetic.models", "2.5.c", "General-purpose models on the market that generated them, with their summaries", LIST,
+    Q("synthetic.models", "2.5.c", "General-purpose models on the market that generated them, with summaries", LIST,
       "yes:synthetic.created"),
     Q("synthetic.other_models", "2.5.d", "Other models that generated them, and the data of these models",
       when="yes:synthetic.created"),
@@ -96,6 +96,7 @@ QUESTIONS: tuple[Question, ...] = (
     Q("ab2013.protected", "AB 2013 (5)", "Whether the datasets hold data under copyright, trademark or patent"),
     Q("ab2013.licensed", "AB 2013 (6)", "Were datasets purchased or licensed?", YES_NO),
     Q("ab2013.personal", "AB 2013 (7)", "Whether the datasets hold personal information, as in Civil Code 1798.140(v)"),
+    Q("ab2013.first_used", "AB 2013 (11)", "Date on which the datasets were first used in development", DATE),
     Q("ab2013.aggregate", "AB 2013 (8)",
       "Whether they hold aggregate consumer information, as in Civil Code 1798.140(b)"),
 )  # fmt: skip

@@ -51,6 +51,8 @@ TRAINING_LOGS = ("train/events.jsonl", "train/quarantine.jsonl")
 """Logs of training that name documents; each line is a JSON object."""
 DERIVED_FILES = ("report.html",)
 """Files of a run that quote documents and that a takedown deletes, because they can be written again."""
+SUMMARIES = "summaries"
+"""Folder of a run with papers about its data. They name domains, and a takedown deletes them for the same reason."""
 DESCRIPTIVE_FIELDS = ("url", "split")
 """Fields of a log line that a takedown blanks along with the doc_id, because they identify the document."""
 
@@ -149,6 +151,7 @@ def finish_takedown(run: Store, pending: PendingTakedown) -> Certificate:
     _clean_logs(run, {*pending.documents})
     for name in DERIVED_FILES:
         _delete(run, name)
+    _delete_summaries(run)
     if pending.keep_old:
         _retire_others(run, certificate)
     else:
@@ -162,6 +165,15 @@ def finish_takedown(run: Store, pending: PendingTakedown) -> Certificate:
 def _delete(run: Store, name: str) -> None:
     check_before_delete(run)
     run.delete(name)
+
+
+def _delete_summaries(run: Store) -> None:
+    """Delete the papers of a run. A symbolic link in the place of their folder is refused."""
+    names = [f"{SUMMARIES}/{name}" for name in run.child(SUMMARIES).walk()] if run.exists(SUMMARIES) else []
+    for name in names:
+        check_deletable(run, name)
+    for name in names:
+        _delete(run, name)
 
 
 def _retire_others(run: Store, certificate: Certificate) -> None:

@@ -1,0 +1,141 @@
+"""`penstock summary`: papers about the training content of a run, computed from what its checkpoint has read."""
+
+import argparse
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from jobs.arguments import RUN_HELP, Command
+from pipeline.disclosure.ab2013 import ab2013_documentation
+from pipeline.disclosure.answers import FactsFile, read_answers, template
+from pipeline.disclosure.eu import eu_summary
+from pipeline.disclosure.facts import LISTS, DisclosedFacts, collect, consumption_list, sources_of
+from pipeline.disclosure.paper import Paper
+from pipeline.disclosure.publish import WRITERS, changes_since, write_paper
+from pipeline.disclosure.score import score, to_members
+from schemas.errors import ConfigError
+from schemas.logs import LOGGER
+from schemas.storage import Store
+from schemas.text import printable, text_table
+from schemas.tokens import open_dataset
+from schemas.versions import open_run_to_read
+from train.trace.consumed import consumption_of
+
+GROUP = "join"
+VERBS = {
+    "summary": "Write the public summary of training content of a run. It states what the checkpoint has read, by the "
+    "template of the EU or the list of California's AB 2013; a facts file adds what only a person knows.",
+}
+PAPERS: Mapping[str, Callable[[DisclosedFacts, FactsFile], Paper]] = {"eu": eu_summary, "ab2013": ab2013_documentation}
+"""The papers, by option."""
+INCOMPLETE = 1
+"""Exit code if answers are missing."""
+
+Arguments = argparse.Namespace
+
+
+def summary_command(arguments: Arguments) -> int:
+    """Write papers about a run, print a list or the template; return 1 if answers are missing without `--draft`."""
+    chosen = check_summary(arguments)
+    if arguments.run is None:
+        print(template(()), end="")
+        return 0
+    run = open_run_to_read(arguments.run)
+    dataset = open_dataset(run)
+    if arguments.template:
+        print(template(sources_of(dataset)), end="")
+        return 0
+    consumed = consumption_of(run, dataset)
+    if arguments.list is not None:
+        rows = consumption_list(consumed, arguments.list)
+        table = [("tokens", "source", arguments.list), *((f"{n}", printable(a), printable(b)) for a, b, n in rows)]
+        print("\n".join(text_table(table)))
+        return 0
+    answers = read_answers(arguments.facts, sources_of(dataset))
+    facts = collect(run, dataset, consumed, answers, arguments.sme)
+    papers = [PAPERS[name](facts, answers) for name in chosen]
+    out = None if arguments.out is None else Store(arguments.out)
+    missing: dict[str, str] = {}
+    for paper in papers:
+        more = _more(paper, arguments.against)
+        for path in write_paper(run, out, paper, arguments.format or [*WRITERS], more):
+            print(f"{paper.name}: {path}", flush=True)
+        print(f"{paper.name}: version {paper.version}")
+        _print_more(more)
+        missing |= {key: field for field, key in paper.missing}
+    return _report_missing(missing, arguments)
+
+
+def _more(paper: Paper, against: str | None) -> dict[str, Any]:
+    """Return the members of a paper's JSON file besides what it states."""
+    changes = None if against is None else changes_since(paper, against)
+    return {"changes": changes, "score": to_members(score(paper)) if paper.name == "eu" else None}
+
+
+def _print_more(more: Mapping[str, Any]) -> None:
+    if more["score"] is not None:
+        print(more["score"]["text"])
+    for change in more["changes"] or ():
+        print(f"  {printable(change['name'])}: {printable(change['before'])!r} -> {printable(change['after'])!r}")
+    if more["changes"] == []:
+        print("  no change since the earlier version")
+
+
+def _report_missing(missing: Mapping[str, str], arguments: Arguments) -> int:
+    """Report the answers that are missing by name, and return the exit code."""
+    if not missing:
+        return 0
+    place = arguments.facts or "a file, and name it with --facts"
+    rows = [(field, printable(key)) for key, field in missing.items()]
+    LOGGER.warning(
+        f"summary: expected {len(missing)} more answers of a person, got nothing for these. Add them to {place}; "
+        "`penstock summary RUN --template` prints the questions:"
+    )
+    for line in text_table(rows, indent="  "):
+        LOGGER.warning(line)
+    return 0 if arguments.draft else INCOMPLETE
+
+
+def check_summary(arguments: Arguments) -> list[str]:
+    """Return the chosen papers. Raises ConfigError if none is chosen, or an option would be ignored."""
+    chosen = [name for name in PAPERS if getattr(arguments, name)]
+    others = [name for name in ("template", "list") if getattr(arguments, name)]
+    if len(others) + bool(chosen) != 1:
+        got = ", ".join(f"--{name}" for name in [*others, *chosen]) or "none"
+        raise ConfigError(
+            f"summary: expected papers (--{', --'.join(PAPERS)}), --list or --template, got {got}. Give one of these."
+        )
+    unused = [name for name in ("facts", "format", "out", "against") if getattr(arguments, name) and not chosen]
+    unused += [name for name in ("sme", "draft") if getattr(arguments, name) and not chosen]
+    if unused:
+        raise ConfigError(f"summary --{unused[0]}: expected a paper with it, got none. Add --eu.")
+    if arguments.run is None and not arguments.template:
+        raise ConfigError("summary: expected a run folder, got none. Name the run.")
+    if arguments.against is not None and len(chosen) > 1:
+        raise ConfigError("summary --against: expected one paper with it, got several. Leave out the other papers.")
+    return chosen
+
+
+def add_summary_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `summary`."""
+    parser.add_argument("run", nargs="?", help=f"{RUN_HELP}; or RUN@digest with --out")
+    parser.add_argument("--eu", action="store_true", help="the template of the AI Office of the EU, with a self-score")
+    parser.add_argument("--ab2013", action="store_true", help="the twelve disclosures of California's AB 2013")
+    parser.add_argument("--facts", metavar="FILE", help="TOML file with what only a person knows")
+    parser.add_argument(
+        "--template", action="store_true", help="print an empty facts file with all questions, and those of each source"
+    )
+    parser.add_argument(
+        "--sme", action="store_true", help="list the domains of a small or medium provider: 5 %%, at most 1000"
+    )
+    parser.add_argument("--draft", action="store_true", help="exit with 0 even if answers are missing")
+    parser.add_argument(
+        "--format", action="append", choices=[*WRITERS], help="format to write; may be repeated; default: all"
+    )
+    parser.add_argument("--out", metavar="FOLDER", help="folder to write; default: summaries/VERSION in the run folder")
+    parser.add_argument("--against", metavar="FILE", help="JSON file of an earlier version, to list what changed")
+    parser.add_argument("--list", choices=LISTS, help="print all rows of a list that papers shorten or sum up")
+
+
+COMMANDS = {
+    "summary": Command((add_summary_arguments,), summary_command, "summary run --eu --facts facts.toml"),
+}
