@@ -74,6 +74,8 @@ TAKEDOWNS = "takedowns"
 TAKEDOWN_ID = r"^[0-9a-f]{12}$"
 """Pattern of the id of a takedown, which is in the names of its files."""
 PENDING_NAME = f"{TAKEDOWNS}/pending.json"
+SUMMARIES = "summaries"
+"""Folder of a run with papers about its data, by version. They name domains, so a takedown deletes them."""
 FIGURE = "takedown"
 """The key in a manifest's `figures` under which the version's `Descent` is stored."""
 REMOVED_ID = bytes(16)

@@ -7,10 +7,12 @@ from typing import Any
 from jobs.arguments import RUN_HELP, Command
 from pipeline.disclosure.ab2013 import ab2013_documentation
 from pipeline.disclosure.answers import FactsFile, read_answers, template
+from pipeline.disclosure.bom import bill_of_materials
+from pipeline.disclosure.croissant import croissant
 from pipeline.disclosure.eu import eu_summary
 from pipeline.disclosure.facts import LISTS, DisclosedFacts, collect, consumption_list, sources_of
 from pipeline.disclosure.paper import Paper
-from pipeline.disclosure.publish import WRITERS, changes_since, write_paper
+from pipeline.disclosure.publish import WRITERS, MetadataFile, changes_since, write_metadata, write_paper
 from pipeline.disclosure.score import score, to_members
 from schemas.errors import ConfigError
 from schemas.logs import LOGGER
@@ -27,6 +29,11 @@ VERBS = {
 }
 PAPERS: Mapping[str, Callable[[DisclosedFacts, FactsFile], Paper]] = {"eu": eu_summary, "ab2013": ab2013_documentation}
 """The papers, by option."""
+METADATA: Mapping[str, Callable[[DisclosedFacts, FactsFile], MetadataFile]] = {
+    "croissant": croissant,
+    "bom": bill_of_materials,
+}
+"""Files in the form of other tools, by option."""
 INCOMPLETE = 1
 """Exit code if answers are missing."""
 
@@ -52,7 +59,7 @@ def summary_command(arguments: Arguments) -> int:
         return 0
     answers = read_answers(arguments.facts, sources_of(dataset))
     facts = collect(run, dataset, consumed, answers, arguments.sme)
-    papers = [PAPERS[name](facts, answers) for name in chosen]
+    papers = [PAPERS[name](facts, answers) for name in chosen if name in PAPERS]
     out = None if arguments.out is None else Store(arguments.out)
     missing: dict[str, str] = {}
     for paper in papers:
@@ -62,6 +69,9 @@ def summary_command(arguments: Arguments) -> int:
         print(f"{paper.name}: version {paper.version}")
         _print_more(more)
         missing |= {key: field for field, key in paper.missing}
+    for file in (METADATA[name](facts, answers) for name in chosen if name in METADATA):
+        print(f"{file.name}: {write_metadata(run, out, file)}")
+        missing |= {key: missing.get(key, file.name) for key in file.missing}
     return _report_missing(missing, arguments)
 
 
@@ -97,12 +107,13 @@ def _report_missing(missing: Mapping[str, str], arguments: Arguments) -> int:
 
 def check_summary(arguments: Arguments) -> list[str]:
     """Return the chosen papers. Raises ConfigError if none is chosen, or an option would be ignored."""
-    chosen = [name for name in PAPERS if getattr(arguments, name)]
+    chosen = [name for name in (*PAPERS, *METADATA) if getattr(arguments, name)]
     others = [name for name in ("template", "list") if getattr(arguments, name)]
     if len(others) + bool(chosen) != 1:
         got = ", ".join(f"--{name}" for name in [*others, *chosen]) or "none"
         raise ConfigError(
-            f"summary: expected papers (--{', --'.join(PAPERS)}), --list or --template, got {got}. Give one of these."
+            f"summary: expected papers (--{', --'.join((*PAPERS, *METADATA))}), --list or --template, got {got}. Give "
+            "one of these."
         )
     unused = [name for name in ("facts", "format", "out", "against") if getattr(arguments, name) and not chosen]
     unused += [name for name in ("sme", "draft") if getattr(arguments, name) and not chosen]
@@ -112,6 +123,9 @@ def check_summary(arguments: Arguments) -> list[str]:
         raise ConfigError("summary: expected a run folder, got none. Name the run.")
     if arguments.against is not None and len(chosen) > 1:
         raise ConfigError("summary --against: expected one paper with it, got several. Leave out the other papers.")
+    of_papers = [name for name in ("format", "against") if getattr(arguments, name)]
+    if of_papers and not {*PAPERS} & {*chosen}:
+        raise ConfigError(f"summary --{of_papers[0]}: expected a paper with it, got only JSON files. Add --eu.")
     return chosen
 
 
@@ -120,6 +134,8 @@ def add_summary_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", nargs="?", help=f"{RUN_HELP}; or RUN@digest with --out")
     parser.add_argument("--eu", action="store_true", help="the template of the AI Office of the EU, with a self-score")
     parser.add_argument("--ab2013", action="store_true", help="the twelve disclosures of California's AB 2013")
+    parser.add_argument("--croissant", action="store_true", help="Croissant 1.1 metadata of the clean text")
+    parser.add_argument("--bom", action="store_true", help="bill of materials of the model, CycloneDX 1.6")
     parser.add_argument("--facts", metavar="FILE", help="TOML file with what only a person knows")
     parser.add_argument(
         "--template", action="store_true", help="print an empty facts file with all questions, and those of each source"

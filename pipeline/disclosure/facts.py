@@ -219,10 +219,17 @@ def _facts_of_stages(tables: Mapping[str, TableVersion]) -> dict[str, Fact]:
     if "clean" in tables:
         content = tables["clean"].manifest.content
         facts["clean"] = Fact(content.counts.rows_kept, ("clean",))
+        facts["files"] = Fact(_files(tables["clean"]), ("clean",))
         facts["personal_data"] = Fact(dict(content.figures.get("pii", {})), ("clean",))
     facts["dropped"] = Fact(dict(sorted(dropped.items())), used)
     facts["stages"] = Fact(stages, used)
     return facts
+
+
+def _files(table: TableVersion) -> list[dict[str, Any]]:
+    """Return the files of a table, with their paths in the run folder."""
+    folder, paths = _path(table).rpartition("/")[0], table.manifest.run.paths
+    return [entry.model_dump() | {"path": f"{folder}/{paths[entry.key]}"} for entry in table.manifest.content.files]
 
 
 def dropped_by(facts: DisclosedFacts, prefixes: Iterable[str]) -> int:

@@ -1,17 +1,17 @@
 """Papers as files: written by version, read again, and compared with an earlier version."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from pipeline.disclosure.answers import MISSING
+from pipeline.disclosure.answers import GIVEN, MISSING, FactsFile
 from pipeline.disclosure.paper import SHORT_DIGEST, Paper, to_html, to_markdown
 from schemas.errors import ConfigError, ContractError, reading
-from schemas.ids import canonical_json
+from schemas.ids import canonical_json, digest_of
 from schemas.manifest import read_run
 from schemas.storage import Store
-from schemas.takedown import check_no_pending_takedown
+from schemas.takedown import SUMMARIES, check_no_pending_takedown
 from schemas.text import printable_value
 
 
@@ -33,6 +33,37 @@ def to_json(paper: Paper, more: Mapping[str, Any]) -> bytes:
         "missing": [{"field": field, "name": name} for field, name in paper.missing],
     }
     return canonical_json(printable_value(value | dict(more))) + b"\n"
+
+
+@dataclass(frozen=True)
+class MetadataFile:
+    """A JSON file in the form of another tool."""
+
+    name: str
+    """Name of the paper, such as `croissant`."""
+    file_name: str
+    values: Mapping[str, Any]
+    missing: tuple[str, ...]
+    """Names of the answers that it would state, and that are not given."""
+    has_paths: bool = False
+    """True: it names files by paths relative to the run folder. A takedown deletes it there by its name."""
+
+    @property
+    def version(self) -> str:
+        """The digest of all that it states."""
+        return digest_of(dict(self.values))
+
+    def to_bytes(self) -> bytes:
+        """Return the file, with characters that a terminal executes as escapes."""
+        return canonical_json(printable_value(dict(self.values))) + b"\n"
+
+
+def stated(answers: FactsFile, key: str) -> str:
+    """Return an answer as one text; empty if it is not given."""
+    answer = answers.of(key)
+    if answer.state != GIVEN:
+        return ""
+    return answer.value if isinstance(answer.value, str) else ", ".join(answer.value)
 
 
 WRITERS: Mapping[str, Callable[[Paper, Mapping[str, Any]], bytes]] = {
@@ -84,18 +115,30 @@ def write_paper(
     `out`: the folder; None: `summaries/VERSION` of the run, from which a takedown deletes it. `more`: further members,
     as for `to_json`. Raises ContractError, and leaves no file, if a table of the run was replaced meanwhile.
     """
+    folder = out or run.child(f"{SUMMARIES}/{paper.version[:SHORT_DIGEST]}")
+    return _write(run, folder, {f"{paper.name}.{kind}": WRITERS[kind](paper, more) for kind in formats})
+
+
+def write_metadata(run: Store, out: Store | None, file: MetadataFile) -> str:
+    """Write a file in the form of another tool, as `write_paper` does, and return its path.
+
+    A file with paths of the run is by default in the run folder itself.
+    """
+    folder = run if file.has_paths else run.child(f"{SUMMARIES}/{file.version[:SHORT_DIGEST]}")
+    return _write(run, out or folder, {file.file_name: file.to_bytes()})[0]
+
+
+def _write(run: Store, folder: Store, files: Mapping[str, bytes]) -> list[str]:
     check_no_pending_takedown(run)
     tables = read_run(run).tables
-    folder = out or run.child(f"summaries/{paper.version[:SHORT_DIGEST]}")
-    names = [f"{paper.name}.{kind}" for kind in formats]
-    for kind, name in zip(formats, names, strict=True):
-        folder.write_atomic(name, WRITERS[kind](paper, more))
+    for name, content in files.items():
+        folder.write_atomic(name, content)
     if read_run(run).tables != tables:
         # A takedown replaces tables before it deletes papers: either it deletes these, or this check does.
-        for name in names:
+        for name in files:
             folder.delete(name)
         raise ContractError(
             f"{run.uri}: expected the same tables at the end as at the start, got other versions. Run this command "
             "again."
         )
-    return [f"{folder.uri}/{name}" for name in names]
+    return [f"{folder.uri}/{name}" for name in files]

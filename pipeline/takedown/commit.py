@@ -33,6 +33,7 @@ from schemas.tables import TABLES
 from schemas.takedown import (
     PENDING_NAME,
     REMOVED_ID,
+    SUMMARIES,
     TAKEDOWN_ID,
     Certificate,
     Effects,
@@ -49,10 +50,8 @@ from schemas.takedown import (
 
 TRAINING_LOGS = ("train/events.jsonl", "train/quarantine.jsonl")
 """Logs of training that name documents; each line is a JSON object."""
-DERIVED_FILES = ("report.html",)
-"""Files of a run that quote documents and that a takedown deletes, because they can be written again."""
-SUMMARIES = "summaries"
-"""Folder of a run with papers about its data. They name domains, and a takedown deletes them for the same reason."""
+DERIVED_FILES = ("report.html", "croissant.json")
+"""Files of a run that quote documents, or name files with them. A takedown deletes them: they can be written again."""
 DESCRIPTIVE_FIELDS = ("url", "split")
 """Fields of a log line that a takedown blanks along with the doc_id, because they identify the document."""
 

@@ -86,7 +86,7 @@ def test_the_template_names_the_sources_of_the_run(run: Store, capsys: Printed) 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["RUN"], "expected papers (--eu, --ab2013), --list or --template, got none"),
+        (["RUN"], "expected papers (--eu, --ab2013, --croissant, --bom), --list or --template, got none"),
         (["RUN", "--eu", "--list", "domains"], "got --list, --eu"),
         (["--eu"], "expected a run folder, got none"),
         (["RUN", "--template", "--sme"], "summary --sme: expected a paper with it"),

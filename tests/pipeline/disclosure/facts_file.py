@@ -52,6 +52,10 @@ datasets = "only books without reservations"
 requests = "answered in a month"
 [illegal]
 measures = "list of sites"
+[dataset]
+name = "Example text"
+licence = "CC-BY-4.0"
+link = "https://example.org/data"
 [ab2013]
 owners = "their authors"
 purpose = "language"
