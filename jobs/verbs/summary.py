@@ -9,11 +9,12 @@ from pipeline.disclosure.ab2013 import ab2013_documentation
 from pipeline.disclosure.answers import FactsFile, read_answers, template
 from pipeline.disclosure.bom import bill_of_materials
 from pipeline.disclosure.croissant import croissant
+from pipeline.disclosure.eu import NAME as EU
 from pipeline.disclosure.eu import eu_summary
 from pipeline.disclosure.facts import LISTS, DisclosedFacts, collect, consumption_list, sources_of
 from pipeline.disclosure.paper import Paper
 from pipeline.disclosure.publish import WRITERS, MetadataFile, changes_since, write_metadata, write_paper
-from pipeline.disclosure.score import score, to_members
+from pipeline.disclosure.score import score, score_rows, score_text
 from schemas.errors import ConfigError
 from schemas.logs import LOGGER
 from schemas.storage import Store
@@ -63,11 +64,16 @@ def summary_command(arguments: Arguments) -> int:
     out = None if arguments.out is None else Store(arguments.out)
     missing: dict[str, str] = {}
     for paper in papers:
-        more = _more(paper, arguments.against)
+        more = {"changes": None if arguments.against is None else changes_since(paper, arguments.against)}
         for path in write_paper(run, out, paper, arguments.format or [*WRITERS], more):
             print(f"{paper.name}: {path}", flush=True)
         print(f"{paper.name}: version {paper.version}")
-        _print_more(more)
+        _print_changes(more)
+        if paper.name == EU:
+            scored = score(paper)
+            print(score_text(scored))
+            if arguments.score:
+                print("\n".join(text_table(score_rows(scored))))
         missing |= {key: field for field, key in paper.missing}
     for file in (METADATA[name](facts, answers) for name in chosen if name in METADATA):
         print(f"{file.name}: {write_metadata(run, out, file)}")
@@ -75,15 +81,7 @@ def summary_command(arguments: Arguments) -> int:
     return _report_missing(missing, arguments)
 
 
-def _more(paper: Paper, against: str | None) -> dict[str, Any]:
-    """Return the members of a paper's JSON file besides what it states."""
-    changes = None if against is None else changes_since(paper, against)
-    return {"changes": changes, "score": to_members(score(paper)) if paper.name == "eu" else None}
-
-
-def _print_more(more: Mapping[str, Any]) -> None:
-    if more["score"] is not None:
-        print(more["score"]["text"])
+def _print_changes(more: Mapping[str, Any]) -> None:
     for change in more["changes"] or ():
         print(f"  {printable(change['name'])}: {printable(change['before'])!r} -> {printable(change['after'])!r}")
     if more["changes"] == []:
@@ -116,13 +114,15 @@ def check_summary(arguments: Arguments) -> list[str]:
             "one of these."
         )
     unused = [name for name in ("facts", "format", "out", "against") if getattr(arguments, name) and not chosen]
-    unused += [name for name in ("sme", "draft") if getattr(arguments, name) and not chosen]
+    unused += [name for name in ("sme", "draft", "score") if getattr(arguments, name) and not chosen]
     if unused:
         raise ConfigError(f"summary --{unused[0]}: expected a paper with it, got none. Add --eu.")
     if arguments.run is None and not arguments.template:
         raise ConfigError("summary: expected a run folder, got none. Name the run.")
     if arguments.against is not None and len(chosen) > 1:
         raise ConfigError("summary --against: expected one paper with it, got several. Leave out the other papers.")
+    if arguments.score and EU not in chosen:
+        raise ConfigError("summary --score: expected --eu with it, got another paper. Add --eu.")
     of_papers = [name for name in ("format", "against") if getattr(arguments, name)]
     if of_papers and not {*PAPERS} & {*chosen}:
         raise ConfigError(f"summary --{of_papers[0]}: expected a paper with it, got only JSON files. Add --eu.")
@@ -132,7 +132,7 @@ def check_summary(arguments: Arguments) -> list[str]:
 def add_summary_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `summary`."""
     parser.add_argument("run", nargs="?", help=f"{RUN_HELP}; or RUN@digest with --out")
-    parser.add_argument("--eu", action="store_true", help="the template of the AI Office of the EU, with a self-score")
+    parser.add_argument("--eu", action="store_true", help="the template of the AI Office of the EU")
     parser.add_argument("--ab2013", action="store_true", help="the twelve disclosures of California's AB 2013")
     parser.add_argument("--croissant", action="store_true", help="Croissant 1.1 metadata of the clean text")
     parser.add_argument("--bom", action="store_true", help="bill of materials of the model, CycloneDX 1.6")
@@ -143,6 +143,7 @@ def add_summary_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--sme", action="store_true", help="list the domains of a small or medium provider: 5 %%, at most 1000"
     )
+    parser.add_argument("--score", action="store_true", help="--eu: print the points of each public metric")
     parser.add_argument("--draft", action="store_true", help="exit with 0 even if answers are missing")
     parser.add_argument(
         "--format", action="append", choices=[*WRITERS], help="format to write; may be repeated; default: all"

@@ -32,6 +32,14 @@ MAX_BYTES = 1 << 20
 """Maximum size of a facts file."""
 BARE = re.compile(r"[A-Za-z0-9_-]+")
 SOURCES = "sources"
+CLAIMS = (
+    ("licensed.agreements", "licensed"),
+    ("ab2013.licensed", "licensed"),
+    ("private.obtained", "private"),
+    ("synthetic.created", "synthetic"),
+    ("other.used", "other"),
+)
+"""(answer, kind of a source): an answer `no` contradicts a source of this kind."""
 
 
 @dataclass(frozen=True)
@@ -128,12 +136,23 @@ def read_answers(path: str | None, sources: Sequence[str]) -> FactsFile:
             problems.append(f"{key} = {value!r:.100}, not {expected_form(question)}")
         else:
             values[key] = parsed
+    answers = FactsFile(path, values, tuple(sources))
+    problems += _contradictions(answers)
     if problems:
         raise ConfigError(
             f"--facts {path}: expected the names and forms of `penstock summary --template`, got "
             f"{'; '.join(problems)}. Correct the file."
         )
-    return FactsFile(path, values, tuple(sources))
+    return answers
+
+
+def _contradictions(answers: FactsFile) -> list[str]:
+    """Return each answer `no` that the kind of a source contradicts."""
+    return [
+        f"{key} = no, with {answers.sources_of(kind)[0]!r:.100} as a source of the kind {kind}"
+        for key, kind in CLAIMS
+        if answers.values.get(key) == "no" and answers.sources_of(kind)
+    ]
 
 
 def expected_form(question: Question) -> str:

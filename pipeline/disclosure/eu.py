@@ -5,6 +5,7 @@ Article 53(1)(d) of Regulation (EU) 2024/1689. Data of a crawl by others, such a
 there (2.1); section 2.3 is for crawlers of the provider or on its behalf.
 """
 
+import json
 from collections.abc import Iterator
 
 from pipeline.disclosure.answers import GIVEN, MISSING, FactsFile
@@ -32,8 +33,10 @@ OTHER_LANGUAGES = {
     **{"zh": "Chinese", "bn": "Bengali", "cy": "Welsh", "sq": "Albanian", "ms": "Malay", "ur": "Urdu"},
 }
 """Other frequent languages of the web; the rest are stated by code."""
-RIGHTS_STAGES = ("rights", "optout", "opt_out", "robots")
+RIGHTS_STAGES = ("rights",)
 """Names of stages that drop documents for reservations of rights."""
+SETTING_CHARS = 300
+"""Maximum length of the value of a setting that is stated."""
 HARM_STAGES = ("toxicity",)
 """Names of stages that drop documents for words or scores of harmful text."""
 
@@ -342,6 +345,13 @@ def _measured(filler: Filler, key: str, names: tuple[str, ...]) -> Iterator[Entr
         number = dropped_by(filler.facts, [f"{name}/" for name in used])
         words = f"{number:,} documents dropped by {', '.join(used)}"
         yield Entry(f"{key}.measured", "Measured in the run", COMPUTED, words, origins=filler.origins_of("dropped"))
+        lines = tuple(
+            f"{stage['stage']}.{name} = {json.dumps(value)[:SETTING_CHARS]}"
+            for stage in filler.facts.value("stages")
+            if stage["stage"] in used
+            for name, value in sorted(stage["settings"].items())
+        )
+        yield filler.computed(f"{key}.settings", "Settings of these stages", lines or "none", "stages")
 
 
 def _personal_data(filler: Filler) -> Iterator[Entry]:

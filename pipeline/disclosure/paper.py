@@ -222,7 +222,7 @@ def to_html(paper: Paper, more: Mapping[str, Any]) -> bytes:
     )
     numbers = {name: number for number, name in enumerate(paper.origins, 1)}
     page = environment.get_template("paper.html").render(
-        paper=paper, numbers=numbers, changes=more.get("changes"), score=more.get("score"), is_link=is_link
+        paper=paper, numbers=numbers, changes=more.get("changes"), is_link=is_link
     )
     return page.encode("utf-8", "replace")
 

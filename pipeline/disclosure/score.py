@@ -6,7 +6,7 @@ aial.ie/research/gpai-training-transparency, as of November 2026: 242 metrics. O
 so the result is a range: all open metrics at 0, and all at 1.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from pipeline.disclosure.answers import GIVEN, MISSING, UNUSED
@@ -209,8 +209,12 @@ def score_text(scored: Sequence[Scored]) -> str:
     )
 
 
-def to_members(scored: Sequence[Scored]) -> Mapping[str, object]:
-    """Return the score as members of the JSON file: the sums, and the points of each metric; null is open."""
-    ranges = {name: {"low": own.low, "high": own.high} for name, own in totals(scored).items()}
-    each = {one.metric.id: one.points if one.applies else UNUSED for one in scored}
-    return {"text": score_text(scored), "sums": ranges, "metrics": each}
+def score_rows(scored: Sequence[Scored]) -> list[tuple[str, str, str, str, str]]:
+    """Return a table of all metrics: identifier, field, dimension, weight, and points; `open` is for a person."""
+    rows = [("metric", "field", "dimension", "weight", "points")]
+    for one in scored:
+        points = "open" if one.applies else UNUSED
+        points = points if one.points is None else f"{one.points:g}"
+        metric = one.metric
+        rows.append((metric.id, metric.field or "all", DIMENSIONS[metric.dimension], str(metric.weight), points))
+    return rows

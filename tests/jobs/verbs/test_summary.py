@@ -55,6 +55,15 @@ def test_the_default_folder_has_the_version(run: Store, capsys: Printed) -> None
     assert version == f"eu: version {json.loads(file.read_text())['version']}"
 
 
+def test_the_score_is_printed_and_in_no_paper(run: Store, tmp_path: Path, capsys: Printed) -> None:
+    assert main(["summary", run.uri, "--eu", "--draft", "--score", "--out", str(tmp_path / "out")]) == 0
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert (
+        sum(row[0].startswith(("D", "F")) and row[-1] in ("0", "0.5", "1", "open", "applicable") for row in rows) == 242
+    )
+    assert not any(b"public metrics" in path.read_bytes() for path in (tmp_path / "out").iterdir())
+
+
 def test_changes_against_an_earlier_file_are_printed(run: Store, tmp_path: Path, capsys: Printed) -> None:
     facts = tmp_path / "facts.toml"
     facts.write_text(COMPLETE)
@@ -92,6 +101,8 @@ def test_the_template_names_the_sources_of_the_run(run: Store, capsys: Printed) 
         (["RUN", "--template", "--sme"], "summary --sme: expected a paper with it"),
         (["RUN", "--list", "domains", "--facts", "x"], "summary --facts: expected a paper with it"),
         (["RUN", "--eu", "--ab2013", "--against", "x"], "expected one paper with it"),
+        (["RUN", "--bom", "--score"], "summary --score: expected --eu with it"),
+        (["RUN", "--bom", "--format", "md"], "summary --format: expected a paper with it, got only JSON files"),
         (["RUN", "--eu", "--facts", "none.toml"], "expected a TOML file of at most"),
     ],
 )

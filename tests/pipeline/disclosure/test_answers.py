@@ -62,6 +62,15 @@ def test_every_wrong_entry_is_named(tmp_path: Path) -> None:
         assert part in message
 
 
+@pytest.mark.parametrize("kind", ["licensed", "private", "synthetic", "other"])
+def test_an_answer_that_a_source_contradicts_is_refused(tmp_path: Path, kind: str) -> None:
+    names = {"licensed": "agreements", "private": "obtained", "synthetic": "created", "other": "used"}
+    sources = f'[sources.web]\nkind = "{kind}"\n'
+    assert read(tmp_path, f'{sources}[{kind}]\n{names[kind]} = "yes"\n').sources_of(kind) == ("web",)
+    with pytest.raises(ConfigError, match=f"{kind}.{names[kind]} = no, with 'web' as a source of the kind {kind}"):
+        read(tmp_path, f'{sources}[{kind}]\n{names[kind]} = "no"\n')
+
+
 @pytest.mark.parametrize("text", ["[provider", "\x00", "a = 1979-99-99"])
 def test_a_file_that_is_no_toml_is_refused(tmp_path: Path, text: str) -> None:
     with pytest.raises(ConfigError, match=r"expected TOML, got an error"):

@@ -2,6 +2,7 @@
 
 import json
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -10,10 +11,10 @@ import pytest
 from pipeline.disclosure.ab2013 import ab2013_documentation
 from pipeline.disclosure.answers import FactsFile, read_answers
 from pipeline.disclosure.eu import eu_summary
-from pipeline.disclosure.facts import collect
+from pipeline.disclosure.facts import Fact, collect
 from pipeline.disclosure.paper import Entry, Paper, PaperField, PaperSection, to_html, to_markdown
 from pipeline.disclosure.publish import changes_since, to_json, write_paper
-from pipeline.disclosure.score import BY_FORM, ENTRIES, grade, metrics, score, totals
+from pipeline.disclosure.score import BY_FORM, ENTRIES, grade, metrics, score, score_rows, totals
 from schemas.consumption import Consumption
 from schemas.errors import ConfigError, ContractError
 from schemas.storage import Store
@@ -87,7 +88,7 @@ FIELDS = [
         "3.3.a",
     ),
 ]
-NOTHING: dict[str, object] = {"changes": None, "score": None}
+NOTHING: dict[str, object] = {"changes": None}
 HOSTILE = "<img src=x onerror=alert(1)>`|\"'\x1b[2J\u202e](javascript:alert(1))\n# x"
 
 
@@ -234,6 +235,15 @@ def test_totals_by_hand() -> None:
     )
 
 
+def test_the_table_of_the_score_has_a_row_for_each_metric(run: Store, complete: FactsFile) -> None:
+    rows = score_rows(score(paper_of(run, complete)))
+    assert len(rows) == 243
+    assert rows[1] == ("D1", "all", "accessibility", "3", "1")
+    assert ("F1.1.a.1", "1.1.a", "completeness", "5", "1") in rows
+    assert ("F1.1.a.2", "1.1.a", "comprehension", "5", "open") in rows
+    assert ("F1.1.b.1", "1.1.b", "completeness", "3", "not applicable") in rows
+
+
 class Tags(HTMLParser):
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -255,7 +265,7 @@ def test_hostile_values_stay_text(run: Store, complete: FactsFile) -> None:
     consumed = consumed_of(run)
     consumed.domains["web", HOSTILE] = 10**6
     paper = paper_of(run, answers, consumed)
-    more = {"changes": [{"name": HOSTILE, "before": HOSTILE, "after": HOSTILE}], "score": {"text": HOSTILE}}
+    more = {"changes": [{"name": HOSTILE, "before": HOSTILE, "after": HOSTILE}]}
     page = to_html(paper, more).decode()
     found = Tags(page)
     assert not found.tags & {"img", "script", "iframe", "object", "form"}
@@ -290,3 +300,15 @@ def test_a_paper_is_deleted_again_if_a_table_was_replaced(
     with pytest.raises(ContractError, match=r"expected the same tables at the end as at the start"):
         write_paper(run, Store(str(tmp_path)), paper_of(run, complete), ["md", "json"], NOTHING)
     assert [*tmp_path.iterdir()] == []
+
+
+def test_stages_for_rights_and_harm_are_stated_with_their_settings(run: Store, complete: FactsFile) -> None:
+    facts = collect(run, open_dataset(run), consumed_of(run), complete, False)
+    stage = {"stage": "rights", "version": 1, "table": "documents", "models": {}, "dropped": 3}
+    stages = [stage | {"settings": {"respect": ["tdm"]}}, stage | {"stage": "quality", "settings": {"x": 1}}]
+    dropped = {"quality/x": 7, "rights/robots_meta": 1, "rights/tdm": 2}
+    values = facts.facts | {"stages": Fact(stages, ("tokens",)), "dropped": Fact(dropped, ("tokens",))}
+    found = entries(eu_summary(replace(facts, facts=values), complete))
+    assert found["rights.measured"].value == "3 documents dropped by rights"
+    assert found["rights.settings"].value == ('rights.respect = ["tdm"]',)
+    assert "harm.measured" not in found
