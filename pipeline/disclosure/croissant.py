@@ -15,8 +15,9 @@ from pipeline.disclosure.publish import MetadataFile, stated
 from pipeline.export.card import CONTEXT, CROISSANT_TYPES, PARQUET_TYPE
 from schemas.errors import ContractError
 from schemas.tables import CLEAN
+from schemas.takedown import CROISSANT
 
-NAME, FILE_NAME = "croissant", "croissant.json"
+NAME = "croissant"
 CONFORMS_TO = "http://mlcommons.org/croissant/1.1"
 CONTEXT_1_1: dict[str, Any] = {
     **CONTEXT,
@@ -67,7 +68,7 @@ def croissant(facts: DisclosedFacts, answers: FactsFile) -> MetadataFile:
     if day := stated(answers, "document.updated"):
         values["datePublished"] = day
     missing = tuple(key for key in ASKED if answers.of(key).state != GIVEN)
-    return MetadataFile(NAME, FILE_NAME, values, missing, has_paths=True)
+    return MetadataFile(NAME, CROISSANT, values, missing, has_paths=True)
 
 
 def _inputs(facts: DisclosedFacts) -> list[str]:

@@ -31,6 +31,7 @@ from schemas.removed import request_forms
 from schemas.storage import Store
 from schemas.tables import TABLES
 from schemas.takedown import (
+    CROISSANT,
     PENDING_NAME,
     REMOVED_ID,
     SUMMARIES,
@@ -50,8 +51,8 @@ from schemas.takedown import (
 
 TRAINING_LOGS = ("train/events.jsonl", "train/quarantine.jsonl")
 """Logs of training that name documents; each line is a JSON object."""
-DERIVED_FILES = ("report.html", "croissant.json")
-"""Files of a run that quote documents, or name files with them. A takedown deletes them: they can be written again."""
+DERIVED_FILES = ("report.html",)
+"""Files of a run that quote documents and that a takedown deletes, because they can be written again."""
 DESCRIPTIVE_FIELDS = ("url", "split")
 """Fields of a log line that a takedown blanks along with the doc_id, because they identify the document."""
 
@@ -150,7 +151,7 @@ def finish_takedown(run: Store, pending: PendingTakedown) -> Certificate:
     _clean_logs(run, {*pending.documents})
     for name in DERIVED_FILES:
         _delete(run, name)
-    _delete_summaries(run)
+    _delete_papers(run)
     if pending.keep_old:
         _retire_others(run, certificate)
     else:
@@ -166,9 +167,16 @@ def _delete(run: Store, name: str) -> None:
     run.delete(name)
 
 
-def _delete_summaries(run: Store) -> None:
-    """Delete the papers of a run. A symbolic link in the place of their folder is refused."""
-    names = [f"{SUMMARIES}/{name}" for name in run.child(SUMMARIES).walk()] if run.exists(SUMMARIES) else []
+def papers_of(run: Store) -> list[str]:
+    """Return the files that `penstock summary` wrote into a run; they name domains or files of removed documents."""
+    folder = run.child(SUMMARIES)
+    names = [f"{SUMMARIES}/{name}" for name in folder.walk()] if run.exists(SUMMARIES) else []
+    return [*names, *([CROISSANT] if run.exists(CROISSANT) else [])]
+
+
+def _delete_papers(run: Store) -> None:
+    """Delete what `penstock summary` wrote. A symbolic link in the place of its folder is refused."""
+    names = papers_of(run)
     for name in names:
         check_deletable(run, name)
     for name in names:

@@ -249,10 +249,15 @@ class Tags(HTMLParser):
         super().__init__()
         self.tags: set[str] = set()
         self.links: list[str] = []
+        self.open: list[str] = []
         self.feed(text)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.tags.add(tag)
+        self.open += [tag] if tag not in ("meta", "br") else []
         self.links += [value or "" for name, value in attrs if name in ("href", "src")]
         assert not any(name.startswith("on") for name, _ in attrs)
 
@@ -268,6 +273,7 @@ def test_hostile_values_stay_text(run: Store, complete: FactsFile) -> None:
     more = {"changes": [{"name": HOSTILE, "before": HOSTILE, "after": HOSTILE}]}
     page = to_html(paper, more).decode()
     found = Tags(page)
+    assert found.open == []
     assert not found.tags & {"img", "script", "iframe", "object", "form"}
     assert all(re.match("#|https://", link) for link in found.links)
     text = to_markdown(paper, more).decode()
