@@ -136,7 +136,8 @@ def _sizes(filler: Filler) -> Iterator[PaperField]:
 
 
 def _source_row(facts: DisclosedFacts, source: str) -> tuple[str, ...]:
-    tokens, share = facts.value("sources")[source], facts.value("shares")[source]
+    # A source that no step has reached has no tokens.
+    tokens, share = (facts.value(name).get(source, 0) for name in ("sources", "shares"))
     return source, f"{tokens:,}", f"{share:.2%}", f"{facts.value('documents_read').get(source, 0):,}"
 
 
@@ -151,7 +152,7 @@ def _languages(filler: Filler) -> Iterator[Entry]:
     official = tuple(language_name(code) for code, _ in found if code in EU_LANGUAGES)
     yield filler.computed("languages.eu", "Official languages of the Union", official or "none", "languages")
     total = sum(number for _, number in found)
-    rows = [(language_name(code), f"{number:,}", f"{number / total:.2%}") for code, number in found]
+    rows = [(language_name(code), f"{number:,}", f"{number / total:.2%}") for code, number in found if total]
     yield filler.table("languages", "All languages, as detected", ("language", "tokens", "share"), rows, "languages")
 
 
@@ -215,7 +216,8 @@ def _others(filler: Filler, others: list[str], any_public: bool) -> Iterator[Ent
 
 
 def _codes(filler: Filler, source: str) -> str:
-    return ", ".join(language_name(code) for code, _ in filler.facts.value("languages_of")[source])
+    found = filler.facts.value("languages_of").get(source, [])
+    return ", ".join(language_name(code) for code, _ in found) or "none was read"
 
 
 def _period(filler: Filler, source: str) -> str:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pipeline.disclosure.answers import FactsFile
+from pipeline.tokens.streams import BUCKET_SEPARATOR
 from schemas.consumption import Consumption, sums
 from schemas.manifest import TableVersion, current_tables
 from schemas.storage import Store
@@ -82,7 +83,7 @@ def num_listed(num_domains: int, is_small: bool) -> int:
 def sources_of(dataset: Dataset) -> list[str]:
     """Return the sources of a dataset as the recipe names them, without buckets and copies, sorted."""
     streams = (name.rpartition("/")[0] for name in dataset.streams)
-    return sorted({split_copies(name)[0].partition("+")[0] for name in streams})
+    return sorted({split_copies(name)[0].partition(BUCKET_SEPARATOR)[0] for name in streams})
 
 
 def collect(run: Store, dataset: Dataset, consumed: Consumption, answers: FactsFile, is_small: bool) -> DisclosedFacts:

@@ -10,6 +10,7 @@ import pytest
 
 from pipeline.disclosure.ab2013 import ab2013_documentation
 from pipeline.disclosure.answers import FactsFile, read_answers
+from pipeline.disclosure.bom import bill_of_materials
 from pipeline.disclosure.eu import eu_summary
 from pipeline.disclosure.facts import Fact, collect
 from pipeline.disclosure.paper import Entry, Paper, PaperField, PaperSection, to_html, to_markdown
@@ -318,3 +319,31 @@ def test_stages_for_rights_and_harm_are_stated_with_their_settings(run: Store, c
     assert found["rights.measured"].value == "3 documents dropped by rights"
     assert found["rights.settings"].value == ('rights.respect = ["tdm"]',)
     assert "harm.measured" not in found
+
+
+@pytest.mark.parametrize("kind", ["public", "crawled"])
+def test_a_source_that_no_step_has_reached_has_no_tokens(run: Store, kind: str) -> None:
+    answers = FactsFile("f", {"sources.books.kind": kind, "sources.web.kind": kind}, ("books", "web"))
+    consumed = consumed_of(run)
+    for counts in (consumed.languages, consumed.domains, consumed.months):
+        for key in [key for key in counts if key[0] == "books"]:
+            del counts[key]
+    del consumed.documents["books"]
+    paper = paper_of(run, answers, consumed)
+    found = entries(paper)
+    if kind == "public":
+        assert found["public.sizes"].rows == (("books", "0", "0.00%", "0"), ("web", "1,050", "100.00%", "12"))
+        assert found["public.books.languages"].value == "none was read"
+    else:
+        assert found["period.books"].value == "not known"
+        assert found["spoken.books"].value == "none was read"
+    assert to_html(paper, NOTHING)
+    assert bill_of_materials(collect(run, open_dataset(run), consumed, answers, False), answers).to_bytes()
+
+
+def test_a_checkpoint_that_has_read_nothing_has_a_paper(run: Store, complete: FactsFile) -> None:
+    empty = Consumption(1, open_dataset(run).digest)
+    found = entries(paper_of(run, complete, empty))
+    assert found["domains"].rows == ()
+    assert found["languages.eu"].value == "none"
+    assert found["latest"].value == "no document has a date"
