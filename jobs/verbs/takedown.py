@@ -18,6 +18,7 @@ from pipeline.takedown.commit import (
     drop_old,
     files_left,
     finish_takedown,
+    papers_of,
     read_pending,
 )
 from pipeline.takedown.select import (
@@ -178,10 +179,13 @@ def _take_down(run: Store, request: TakedownRequest, arguments: Arguments) -> in
 
 def _finish(run: Store, pending: PendingTakedown) -> None:
     """Carry out a takedown, or the rest of an interrupted one, and print its result."""
-    quoting = [name for name in DERIVED_FILES if run.exists(name)]
+    quoting, papers = [name for name in DERIVED_FILES if run.exists(name)], papers_of(run)
     print("\n".join(_describe_result(run, finish_takedown(run, pending))))
     for name in quoting:
         print(f"deleted, because it may quote them: {name}; write a new one with `penstock report {run.uri}`")
+    if papers:
+        listed = f"{len(papers)} file(s) of `penstock summary`"
+        print(f"deleted, because they describe the data with them: {listed}; write new ones with that command")
 
 
 def _has_documents(run: Store, request: TakedownRequest) -> bool:

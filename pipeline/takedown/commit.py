@@ -31,8 +31,10 @@ from schemas.removed import request_forms
 from schemas.storage import Store
 from schemas.tables import TABLES
 from schemas.takedown import (
+    CROISSANT,
     PENDING_NAME,
     REMOVED_ID,
+    SUMMARIES,
     TAKEDOWN_ID,
     Certificate,
     Effects,
@@ -149,6 +151,7 @@ def finish_takedown(run: Store, pending: PendingTakedown) -> Certificate:
     _clean_logs(run, {*pending.documents})
     for name in DERIVED_FILES:
         _delete(run, name)
+    _delete_papers(run)
     if pending.keep_old:
         _retire_others(run, certificate)
     else:
@@ -162,6 +165,22 @@ def finish_takedown(run: Store, pending: PendingTakedown) -> Certificate:
 def _delete(run: Store, name: str) -> None:
     check_before_delete(run)
     run.delete(name)
+
+
+def papers_of(run: Store) -> list[str]:
+    """Return the files that `penstock summary` wrote into a run; they name domains or files of removed documents."""
+    folder = run.child(SUMMARIES)
+    names = [f"{SUMMARIES}/{name}" for name in folder.walk()] if run.exists(SUMMARIES) else []
+    return [*names, *([CROISSANT] if run.exists(CROISSANT) else [])]
+
+
+def _delete_papers(run: Store) -> None:
+    """Delete what `penstock summary` wrote. A symbolic link in the place of its folder is refused."""
+    names = papers_of(run)
+    for name in names:
+        check_deletable(run, name)
+    for name in names:
+        _delete(run, name)
 
 
 def _retire_others(run: Store, certificate: Certificate) -> None:

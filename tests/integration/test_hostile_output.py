@@ -177,6 +177,12 @@ def commands(run: str, recipe: str, out: str, kept: str, dropped: str) -> dict[s
             ["trace", run, "--contains", FORGED, "--refetch"],
             ["trace", run, "--domain", "hostile.example"],
         ],
+        "summary": [
+            ["summary", run, "--eu", "--ab2013", "--draft", "--out", f"{out}/papers"],
+            ["summary", run, "--list", "domains"],
+            ["summary", run, "--template"],
+            ["summary", run, "--eu", "--facts", HOSTILE],
+        ],
         "gc": [["gc", run, "--dry-run"]],
         "repair": [["repair", run, "--dry-run"]],
         "lineage": [["lineage", run, "--out", f"{out}/lineage.json", "--openlineage", f"{out}/events.jsonl"]],

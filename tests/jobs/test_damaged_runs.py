@@ -32,6 +32,7 @@ VERBS = (
     ["repair", "RUN", "--dry-run"],
     ["gc", "RUN", "--dry-run"],
     ["register", "RUN", "--delta"],
+    ["summary", "RUN", "--eu", "--draft"],
 )
 """Command lines of the verbs that read a run and start neither Spark nor torch."""
 

@@ -7,7 +7,7 @@ directly, without iteration.
 
 import hashlib
 import heapq
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from fractions import Fraction
 from functools import cached_property, lru_cache
@@ -277,6 +277,17 @@ class SampleOrder:
         """Return the number of epochs of each source up to the last step, counting skipped samples too."""
         ends = self._stages[-1].ends
         return {source: ends[i] / self.streams[i].num_units for i, source in enumerate(self.sources)}
+
+    def end_of(self, source: str) -> int:
+        """Return the position in a source's row order after its last sample, counted over all epochs."""
+        return self._stages[-1].ends[self.sources.index(source)]
+
+    def skipped(self) -> Iterator[Samples]:
+        """Yield, for each stage, the samples before its last used one that the skip list leaves out."""
+        for number, stage in enumerate(self._stages):
+            index = np.array(stage.skip.indices, np.int64)
+            last = stage.skip.index_of_used(np.array([stage.plan.num_samples - 1]))[0]
+            yield self._at(number, index[index < last])
 
     def _stage(self, plan: StagePlan, skip: SkipList, begins: dict[int, int]) -> _Stage:
         mixture = _mixture(tuple(plan.counts.items()))

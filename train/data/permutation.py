@@ -201,6 +201,12 @@ class RowOrder(Protocol):
     def touching(self, epoch: int, start: int, stop: int) -> tuple[Ints, Ints]:
         """Return the ranges (starts, ends) of an epoch's positions with a token in [start, stop) of the stream."""
 
+    def read_before(self, epoch: int, units: int, start: int, stop: int) -> tuple[Ints, Ints]:
+        """Return the spans (starts, lengths) in [start, stop) of the stream that an epoch's first `units` units read.
+
+        Only inputs count, not the target after the last one.
+        """
+
 
 class StreamRows:
     """Rows of consecutive tokens of the ordered stream; positions count tokens. A row may span two chunks."""
@@ -238,6 +244,16 @@ class StreamRows:
         place = self.chunks.places(epoch, chunk) if chunk.size else chunk
         shift = epoch * self.num_units + (place - chunk) * size
         return np.maximum(start, chunk * size) + shift, np.minimum(stop, (chunk + 1) * size) + shift
+
+    def read_before(self, epoch: int, units: int, start: int, stop: int) -> tuple[Ints, Ints]:
+        """Return the spans (starts, lengths) of [start, stop) that the first `units` units of an epoch read."""
+        size, stop = self.chunks.chunk_tokens, min(stop, self.num_units)
+        chunk = np.arange(start // size, -(-stop // size))
+        place = self.chunks.places(epoch, chunk) if chunk.size else chunk
+        begin, end = chunk * size, np.minimum((chunk + 1) * size, chunk * size + units - place * size)
+        first = np.maximum(start, begin)
+        length = np.minimum(stop, end) - first
+        return first[length > 0], length[length > 0]
 
 
 @dataclass(frozen=True)
@@ -294,6 +310,14 @@ class PackedRows:
         hit = np.unique(of_row[(begin < stop) & (begin + self.index.length[piece] > start)])
         position = self._positions(epoch, chunk[which[hit]], rows[hit])
         return position, position + 1
+
+    def read_before(self, epoch: int, units: int, start: int, stop: int) -> tuple[Ints, Ints]:
+        """Return the spans (starts, lengths) in [start, stop) of the stream that an epoch's first `units` rows read."""
+        position, _ = self.touching(epoch, start, stop)
+        pieces = self.pieces(position[position < epoch * self.num_units + units], 0)
+        first = np.maximum(pieces.start, start)
+        length = np.minimum(pieces.start + pieces.length, stop) - first
+        return first[length > 0], length[length > 0]
 
     def _rows(self, epoch: Ints, within: Ints) -> Ints:
         """Return, for every i, the row of the packing index at position `within[i]` of epoch `epoch[i]`."""

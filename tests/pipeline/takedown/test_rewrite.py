@@ -334,6 +334,8 @@ def test_every_table_loses_the_documents(whole: Path) -> None:
     for name in tables[2:]:
         assert after[name] == [row for row in before[name] if row["doc_id"] not in (kept, short)]
     assert not (whole / "report.html").exists()
+    assert not (whole / "croissant.json").exists()
+    assert [path for path in (whole / "summaries").rglob("*") if path.is_file()] == []
     logs = {name: (whole / f"train/{name}.jsonl").read_text() for name in ("events", "quarantine")}
     assert not any(kept.hex() in text or "c.example/kept" in text for text in logs.values())
     spike, _, rewound, broken = logs["events"].splitlines()
@@ -346,8 +348,11 @@ def test_every_table_loses_the_documents(whole: Path) -> None:
 
 
 def add_quotes(folder: Path, document: bytes) -> None:
-    """Write files outside the tables that name documents: a report, and logs of training."""
+    """Write files outside the tables that name documents: a report, a paper, and logs of training."""
     (folder / "report.html").write_text("a quotation")
+    (folder / "croissant.json").write_text("{}")
+    (folder / "summaries/0123456789ab").mkdir(parents=True, exist_ok=True)
+    (folder / "summaries/0123456789ab/eu.json").write_text("c.example")
     entry = {"doc_id": document.hex(), "url": "https://c.example/kept/0", "split": "crawl-0.warc.gz"}
     other = {"doc_id": "00" * 16, "url": "http://b/", "split": "b"}
     rewound = {"kind": "rewound", "step": 3, "quarantined": [document.hex(), "11" * 16]}

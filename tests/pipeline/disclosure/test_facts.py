@@ -1,0 +1,101 @@
+"""Facts by hand: bands, the number of listed domains, shares and origins."""
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from pipeline.disclosure.answers import FactsFile
+from pipeline.disclosure.facts import collect, consumption_list, num_listed, size_band, sources_of
+from schemas.consumption import Consumption
+from schemas.manifest import open_table
+from schemas.storage import Store
+from schemas.tokens import open_dataset
+from tests.support.tiny_dataset import make_tiny_dataset
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Store:
+    return make_tiny_dataset(tmp_path_factory.mktemp("run"))
+
+
+def consumed_of(run: Store) -> Consumption:
+    """11 domains of `web` and one of `books`."""
+    consumed = Consumption(7, open_dataset(run).digest, "0" * 64, "1" * 64)
+    consumed.domains = Counter({("web", f"d{n:02d}.example"): 100 - n for n in range(11)})
+    consumed.domains |= Counter({("books", "books.example"): 1000, ("web", ""): 5})
+    consumed.languages = Counter({("web", "en"): 900, ("web", "de"): 150, ("books", "en"): 1000})
+    consumed.months = Counter({("web", "2025-03"): 1, ("web", "2026-01"): 2, ("web", ""): 3})
+    consumed.documents = Counter({"web": 12, "books": 3})
+    return consumed
+
+
+@pytest.mark.parametrize(
+    ("tokens", "band"),
+    [
+        (10**9 - 1, "less than 1 billion tokens"),
+        (10**9, "1 billion to 10 trillion tokens"),
+        (10**13, "1 billion to 10 trillion tokens"),
+        (10**13 + 1, "more than 10 trillion tokens"),
+    ],
+)
+def test_bands(tokens: int, band: str) -> None:
+    assert size_band(tokens) == band
+
+
+@pytest.mark.parametrize(
+    ("domains", "is_small", "listed"),
+    [
+        *[(0, False, 0), (1, False, 1), (10, False, 1), (11, False, 2), (40, True, 2), (41, True, 3)],
+        *[(20_000, True, 1000), (20_001, True, 1000), (20_001, False, 2001)],
+    ],
+)
+def test_number_of_listed_domains(domains: int, is_small: bool, listed: int) -> None:
+    assert num_listed(domains, is_small) == listed
+
+
+def test_domains_are_those_of_crawled_sources(run: Store) -> None:
+    answers = FactsFile("f", {"sources.web.kind": "crawled"}, ("books", "web"))
+    facts = collect(run, open_dataset(run), consumed_of(run), answers, False)
+    assert facts.value("domains") == [["d00.example", 100], ["d01.example", 99]]
+    assert (facts.value("num_domains"), facts.value("without_domain")) == (11, 5)
+    assert facts.value("domain_tokens") == sum(100 - n for n in range(11))
+    whole = collect(run, open_dataset(run), consumed_of(run), FactsFile("", {}, ("books", "web")), False)
+    assert whole.value("domains") == [["books.example", 1000], ["d00.example", 100]]
+    assert whole.value("num_domains") == 12
+
+
+def test_shares_months_and_languages(run: Store) -> None:
+    facts = collect(run, open_dataset(run), consumed_of(run), FactsFile(""), False)
+    assert facts.value("shares") == {"books": 0.487805, "web": 0.512195}
+    assert facts.value("months") == {"web": ["2025-03", "2026-01"]}
+    assert facts.value("latest") == "01/2026"
+    assert facts.value("languages") == [("en", 1900), ("de", 150)]
+    assert facts.value("consumed") == 2050
+
+
+def test_every_fact_has_origins_with_the_digest_of_the_run(run: Store) -> None:
+    facts = collect(run, open_dataset(run), consumed_of(run), FactsFile(""), False)
+    for name, fact in facts.facts.items():
+        assert fact.origins, name
+        assert {*fact.origins} <= facts.origins.keys()
+    folder, manifest = open_table(run, "tokens")
+    origin = facts.origins["tokens"]
+    assert origin.digest == manifest.digest
+    assert origin.path == f"tokens/{folder.uri.rpartition('/')[2]}/manifest.json"
+    assert not any(run.uri in text for own in facts.origins.values() for text in (own.path, own.query))
+
+
+def test_lists_have_all_rows(run: Store) -> None:
+    assert consumption_list(consumed_of(run), "languages") == [
+        ("books", "en", 1000),
+        ("web", "en", 900),
+        ("web", "de", 150),
+    ]
+    assert consumption_list(consumed_of(run), "sources") == [("web", "", 1050), ("books", "", 1000)]
+    assert len(consumption_list(consumed_of(run), "domains")) == 13
+
+
+def test_sources_are_named_without_buckets_and_copies(tmp_path: Path) -> None:
+    run = make_tiny_dataset(tmp_path / "run", {"web+low": 10, "web+high+x3": 10, "books": 10})
+    assert sources_of(open_dataset(run)) == ["books", "web"]
