@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 import pyarrow as pa
 
+from pipeline.bias.stage import BIAS
 from pipeline.classifier.importance import IMPORTANCE
 from pipeline.classifier.stage import CLASSIFIER
 from pipeline.decontaminate.stage import DECONTAMINATE
@@ -61,6 +62,7 @@ from schemas.takedown import STAGE as TAKEDOWN
 MEASURED: tuple[PerDocument, ...] = (
     EXTRACT,
     LANGUAGE,
+    BIAS,
     QUALITY,
     DECONTAMINATE,
     TOXICITY,
@@ -122,7 +124,7 @@ STEPS: tuple[Step, ...] = (
     ),
     Step(
         writes=("dedup", "representatives"),
-        stages=(DEDUP,),
+        stages=(DEDUP, BIAS),
         reads=("documents", "templates", "scores", "verdicts", "clusters", "index"),
         build=build_dedup,
         settings="decision",

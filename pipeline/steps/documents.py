@@ -12,6 +12,8 @@ from typing import Any, Literal
 
 from pydantic import Field
 
+from pipeline.bias.count import COUNTS, DECLARED, GroupCounter, stratum_of
+from pipeline.bias.stage import GROUPS
 from pipeline.decontaminate.stage import DECONTAMINATE, contamination_table, figures_of, set_sizes
 from pipeline.engine.finished_parts import FinishedPart
 from pipeline.engine.guard import RecordGuard, StuckReaderError
@@ -142,12 +144,15 @@ def documents_part(task: DocumentsTask, retried: bool) -> PartResult:
         settings = task.recipe.section(task.source.name, SourceConfig)
         watch = TextWatch(task.splits, task.others, settings, task.source.open)
         guard = output.guard(fused, retried, settings.max_record_bytes)
+        counter = GroupCounter()
         with closing(rows_of_files(task, settings, output, guard, retried)) as rows:
             for row in run_rows(rows, guard, (task.source.name, task.stages[0].name)):
                 check_columns(row, columns)
                 watch.see(row)
+                count_language(row, counter)
                 write_row(row, output, config)
                 output.books.failures.check(limits, is_complete=False)
+        output.figures[COUNTS] = counter.figures
         watch.end()
 
     tables = {"documents": TableTarget(task.documents, schema), "text": TableTarget(task.text, TEXT, "text")}
@@ -295,6 +300,21 @@ def write_row(row: Row, output: PartOutput, config: TextConfig) -> None:
     if row.get("drop_stage") is not None and not _keeps_text(row, config):
         row["text"] = row["title"] = row["cuts"] = None
     output.write(row)
+
+
+def count_language(row: Row, counter: GroupCounter) -> None:
+    """Count a document that the language stage kept or dropped, for the bias audit.
+
+    Its stratum has the language that the page declares, since the predicted one is what the stage decides by. Pages
+    that declare none are not counted: most of a group would be in other languages than most of the others.
+    """
+    declared = row.get("declared_language")
+    if declared not in DECLARED:
+        return
+    stratum = stratum_of(row["source"], declared, row.get("num_chars"))
+    dropped = row.get("drop_stage") == LANGUAGE.name
+    names = (LANGUAGE.name, f"{LANGUAGE.name}/{row['drop_rule']}") if dropped else ()
+    counter.add_row(row.get(GROUPS), stratum, LANGUAGE.name, names)
 
 
 def _count_meta(note: Any, books: DropCounter) -> None:
