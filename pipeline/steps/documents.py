@@ -145,11 +145,12 @@ def documents_part(task: DocumentsTask, retried: bool) -> PartResult:
         watch = TextWatch(task.splits, task.others, settings, task.source.open)
         guard = output.guard(fused, retried, settings.max_record_bytes)
         counter = GroupCounter()
+        deciding = [stage.name for stage in task.stages if stage.reasons and stage.name != EXTRACT.name]
         with closing(rows_of_files(task, settings, output, guard, retried)) as rows:
             for row in run_rows(rows, guard, (task.source.name, task.stages[0].name)):
                 check_columns(row, columns)
                 watch.see(row)
-                count_language(row, counter)
+                count_filters(row, counter, deciding)
                 write_row(row, output, config)
                 output.books.failures.check(limits, is_complete=False)
         output.figures[COUNTS] = counter.figures
@@ -302,19 +303,22 @@ def write_row(row: Row, output: PartOutput, config: TextConfig) -> None:
     output.write(row)
 
 
-def count_language(row: Row, counter: GroupCounter) -> None:
-    """Count a document that the language stage kept or dropped, for the bias audit.
+def count_filters(row: Row, counter: GroupCounter, stages: Sequence[str]) -> None:
+    """Count which of `stages` a document reached, and which dropped it, for the bias audit.
 
-    Its stratum has the language that the page declares, since the predicted one is what the stage decides by. Pages
-    that declare none are not counted: most of a group would be in other languages than most of the others.
+    For the language stage, the stratum has the language that the page declares, since the predicted one is what the
+    stage decides by. Pages that declare none are not counted there: most of a group would be in other languages than
+    most of the others.
     """
     declared = row.get("declared_language")
-    if declared not in DECLARED:
-        return
-    stratum = stratum_of(row["source"], declared, row.get("num_chars"))
-    dropped = row.get("drop_stage") == LANGUAGE.name
-    names = (LANGUAGE.name, f"{LANGUAGE.name}/{row['drop_rule']}") if dropped else ()
-    counter.add_row(row.get(GROUPS), stratum, LANGUAGE.name, names)
+    for stage in stages if row.get(GROUPS) is not None else ():
+        dropped = row.get("drop_stage") == stage
+        language = declared if stage == LANGUAGE.name else row["language"]
+        if stage != LANGUAGE.name or declared in DECLARED:
+            names = (stage, f"{stage}/{row['drop_rule']}") if dropped else ()
+            counter.add_row(row[GROUPS], stratum_of(row["source"], language, row.get("num_chars")), stage, names)
+        if dropped:
+            return
 
 
 def _count_meta(note: Any, books: DropCounter) -> None:
