@@ -66,7 +66,8 @@ class JudgedComparison:
 def comparisons_of(counts: Mapping[str, Any], min_documents: int) -> list[GroupComparison]:
     """Return the comparisons of all filters and groups, given the sum of the counts of all parts.
 
-    `counts` are figures of `GroupCounter`. Groups with fewer documents are left out, and so are filters that drop none.
+    `counts` are figures of `GroupCounter`. Groups with fewer documents are left out, and so are pairs in whose strata
+    the filter drops nothing.
     """
     found = []
     for name, dropped in sorted(counts.get(DROPPED, {}).items()):
@@ -79,7 +80,7 @@ def comparisons_of(counts: Mapping[str, Any], min_documents: int) -> list[GroupC
             if group == EVERYONE or number < min_documents:
                 continue
             rates = compare((_by_place(documents, places), _by_place(dropped.get(group, {}), places)), totals)
-            if rates is not None and rates.documents >= min_documents:
+            if rates is not None and rates.documents >= min_documents and (rates.dropped or rates.expected):
                 found.append(GroupComparison(name, group, number, rates))
     return found
 

@@ -112,6 +112,9 @@ def test_groups_at_the_minimum_of_documents_and_filters_without_drops():
     (found,) = comparisons_of(counts(30), 30)
     assert (found.reached, found.rates.documents, found.rates.dropped) == (30, 30, 10)
     assert found.rates.expected == pytest.approx(30 / 170)
+    nothing = counts(30) | {DROPPED: {"quality/x": {EVERYONE: {"t": 1}}}}
+    nothing[REACHED]["quality"][EVERYONE]["t"] = 5
+    assert comparisons_of(nothing, 30) == []
     assert comparisons_of({}, 30) == comparisons_of({REACHED: {}, DROPPED: {}}, 30) == []
 
 
