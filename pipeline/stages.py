@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 import pyarrow as pa
 
+from pipeline.bias.stage import BIAS
 from pipeline.classifier.importance import IMPORTANCE
 from pipeline.classifier.stage import CLASSIFIER
 from pipeline.decontaminate.stage import DECONTAMINATE
@@ -63,6 +64,7 @@ MEASURED: tuple[PerDocument, ...] = (
     EXTRACT,
     RIGHTS,  # before a stage that ends others, so that dropped documents have marks too
     LANGUAGE,
+    BIAS,
     QUALITY,
     DECONTAMINATE,
     TOXICITY,
@@ -125,7 +127,7 @@ STEPS: tuple[Step, ...] = (
     ),
     Step(
         writes=("dedup", "representatives"),
-        stages=(DEDUP,),
+        stages=(DEDUP, BIAS),
         reads=("documents", "templates", "scores", "verdicts", "clusters", "index"),
         build=build_dedup,
         settings="decision",

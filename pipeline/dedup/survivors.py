@@ -7,12 +7,16 @@ return to the parts that contain them, so the largest cluster costs one row per 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
+from pipeline.bias.audit import BIAS_FIGURE, check_ratio, comparisons_of, stored_comparisons
+from pipeline.bias.count import COLUMNS, COUNTS, GroupCounter, rule_filters
+from pipeline.bias.stage import BIAS, BiasConfig
 from pipeline.dedup.config import DEDUP, EXACT, NEAR, TAKEN_DOWN, TAKEN_DOWN_MEANING, DedupConfig
 from pipeline.dedup.decide import (
     CLUSTER,
@@ -71,6 +75,7 @@ from schemas.manifest import TableVersion, part_key
 from schemas.removed import RemovedDocuments
 from schemas.storage import Store
 from schemas.tables import DEDUP as DEDUP_SCHEMA
+from schemas.tables import DROPPED_BEFORE
 
 READ = ("documents", "templates", "scores", "verdicts", "clusters")
 LOST_TO = "lost_to"
@@ -128,6 +133,7 @@ def build_dedup(build: StepContext) -> dict[str, TableResult]:
     for frame in stored:
         frame.unpersist()
     built = combine_parts(results, ("dedup",), by_source=True) | {"representatives": TableResult()}
+    compare_groups(build, built["dedup"].figures)
     other = built["representatives"]
     for part in results.parts:
         for name in ("clusters", "urls"):
@@ -135,6 +141,28 @@ def build_dedup(build: StepContext) -> dict[str, TableResult]:
                 other.add_file(part.files[name])
     other.count_rows()
     return built
+
+
+def compare_groups(build: StepContext, figures: dict[str, Any]) -> None:
+    """Replace the counts of groups among the figures of the table by the comparisons of the bias audit.
+
+    Raises ContractError if a ratio is above `bias.max_ratio`.
+    """
+    config = build.recipe.section(BIAS.name, BiasConfig)
+    compared = comparisons_of(figures.pop(COUNTS, {}), config.min_documents)
+    before = stored_comparisons([build.inputs["verdicts"].manifest.content.figures])
+    check_ratio("dedup", [*before, *compared], config)
+    figures[BIAS_FIGURE] = [each.row for each in compared]
+
+
+def count_groups(task: SurvivorsTask, reasons: Sequence[str | None]) -> dict[str, Any]:
+    """Return the counts of the bias audit, given why each document of a part is dropped; None = it is kept."""
+    counter, names, done = GroupCounter(), [*DEDUP.reasons], 0
+    for batch in read_measured(task.part, {"documents": COLUMNS}):
+        own = np.array(reasons[done : done + batch.num_rows], object)
+        done += batch.num_rows
+        counter.add(batch, rule_filters(DEDUP.name, own != DROPPED_BEFORE, {name: own == name for name in names}))
+    return counter.figures
 
 
 def removed_before(inputs: Mapping[str, TableVersion]) -> tuple[RemovedDocuments, ...]:
@@ -375,9 +403,11 @@ def write_survivors(
     def fill(output: PartOutput) -> None:
         clusters: dict[bytes, tuple[int, bytes]] = {}
         urls: dict[bytes, tuple[int, bytes]] = {}
+        reasons: list[str | None] = []
         for facts in facts_of_part(task):
             for decision in decide(facts, known, comparison):
                 write_verdict(decision, task.config, output.books)
+                reasons.append(decision.reason)
                 if comparison is not None and decision.reason == NEAR:
                     output.books.tally(SIMILARITY, similarity_step(decision.value))
                 if task.sources is not None and decision.part is not None:
@@ -387,6 +417,7 @@ def write_survivors(
             if task.config.write_index:
                 cluster_tallies(facts, known, clusters, alone=True)
                 url_tallies(facts, urls)
+        output.figures[COUNTS] = count_groups(task, reasons)
         if task.config.write_index:
             for name, counted in (("clusters", clusters), ("urls", urls)):
                 rows = tallies(counted, task.part.ordinal)

@@ -214,6 +214,8 @@ class PerDocument:
     ends: bool = True
     """True if the stages after this one do not run on a document that it drops. If False, they measure it too, so that
     another limit can be tried without reading text."""
+    after_drops: bool = False
+    """True if it also runs on a document with a text that an earlier stage dropped; its own drop is then ignored."""
     verdicts: Mapping[str, str] = field(default_factory=dict)
     """Reason → meaning, for the drops that the stage's checks decide later from stored columns."""
     checks: Callable[[Any, Mapping[str, str], Cutoffs], Sequence[Check]] = no_checks

@@ -37,11 +37,15 @@ class FusedStages:
     def __call__(self, row: Row) -> Row:
         """Run the stages on a row and return the row. If a stage drops the row, its `drop_` columns are set.
 
-        The CPU time of each stage is in the row's field CPU. It is that of this thread: the clock of a process counts
-        in steps of 4 ms once it has had a limit of CPU time.
+        After the drop of a stage that ends the row, only stages with `after_drops` run, if the row has a text. The CPU
+        time of each stage is in the row's field CPU. It is that of this thread: the clock of a process counts in steps
+        of 4 ms once it has had a limit of CPU time.
         """
         times: dict[str, float] = row.setdefault(CPU, {})
+        has_ended = False
         for stage, function, reasons in self._stages:
+            if has_ended and not (stage.after_drops and row.get("text") is not None):
+                continue
             if stage.max_failed_share is not None:
                 row.setdefault(CALLS, []).append(stage.name)
             started = time.thread_time()
@@ -66,8 +70,7 @@ class FusedStages:
                     "Declare the reason in the stage's `reasons`."
                 )
             set_verdict(row, stage.name, drop)
-            if stage.ends:
-                break
+            has_ended = has_ended or stage.ends
         return row
 
 

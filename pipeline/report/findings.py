@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from pipeline.engine.failures import failures_of
 from pipeline.engine.part import CRASHED, FAILED
+from pipeline.report.bias import BiasReport, sentence, worst_of_people
 from pipeline.report.commands import Commands
 from pipeline.report.corpus import LARGE_PAGE, LITTLE_TEXT, Kept
 from pipeline.report.dedup import Dedup
@@ -65,11 +66,12 @@ class Measured:
     dedup: Dedup
     pages: int
     commands: Commands
+    bias: BiasReport
 
 
 def findings(page: Measured) -> list[Anomaly]:
     """Return what deserves a look, the most severe first; empty if nothing does."""
-    return [*_broken(page), *_lost(page), *_uneven(page), *_training(page)]
+    return [*_broken(page), *_lost(page), *_uneven(page), *_biased(page), *_training(page)]
 
 
 def _broken(page: Measured) -> Iterator[Anomaly]:
@@ -130,6 +132,12 @@ def _uneven(page: Measured) -> Iterator[Anomaly]:
             command = page.commands.domain(domain.documents, domain.name)
             text = f"{percent(domain.char_share)} of the kept characters are from one domain, {domain.name}."
             yield Anomaly(text, "kept", command)
+
+
+def _biased(page: Measured) -> Iterator[Anomaly]:
+    worst = worst_of_people(page.bias)
+    if worst is not None:
+        yield Anomaly(sentence(worst), "bias")
 
 
 def _training(page: Measured) -> Iterator[Anomaly]:

@@ -16,6 +16,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from pipeline.engine.part_times import read_step_times
 from pipeline.report import facts as numbers
+from pipeline.report.bias import bias_report
 from pipeline.report.charts import training_plots
 from pipeline.report.commands import Commands
 from pipeline.report.dedup import deduplication
@@ -205,7 +206,7 @@ def _view(facts: RunFacts, scores: Sequence[Score], options: ReportOptions) -> d
     kept, samples = survey(facts)
     commands = Commands(options.address or facts.run.address, facts)
     copies, checked, pages = deduplication(facts), checks(facts), num_pages(facts)
-    measured = Measured(facts, drops, checked, kept, copies, pages, commands)
+    measured = Measured(facts, drops, checked, kept, copies, pages, commands, bias_report(facts))
     return {
         "commands": commands,
         "findings": findings(measured) if pages else [],
@@ -234,10 +235,8 @@ def _view(facts: RunFacts, scores: Sequence[Score], options: ReportOptions) -> d
         "extraction": extraction(facts),
         "charsets": ranked_counts(documents.get("charsets", {})),
         "dedup": copies,
-        "toxicity": facts.settings("toxicity"),
-        "wordlists": wordlists(facts),
-        "without_wordlist": without_wordlist(facts),
-        "classifier": "classifier" in facts.models("toxicity"),
+        "bias": measured.bias,
+        **_toxicity_view(facts),
         "pii": personal_data(facts),
         "contract": contract(facts),
         "streams": streams(facts),
@@ -264,6 +263,16 @@ def _language_view(facts: RunFacts) -> dict[str, Any]:
         "mixtures": ranked_counts(documents.get("mixed_languages", {})),
         "max_mixtures": MAX_MIXTURES,
         "dropped_early": sum(documents.get("dropped_early", {}).values()),
+    }
+
+
+def _toxicity_view(facts: RunFacts) -> dict[str, Any]:
+    """Return the variables of the section on toxicity."""
+    return {
+        "toxicity": facts.settings("toxicity"),
+        "wordlists": wordlists(facts),
+        "without_wordlist": without_wordlist(facts),
+        "classifier": "classifier" in facts.models("toxicity"),
     }
 
 

@@ -12,6 +12,8 @@ from typing import Any, Literal
 
 from pydantic import Field
 
+from pipeline.bias.count import COUNTS, DECLARED, GroupCounter, stratum_of
+from pipeline.bias.stage import GROUPS
 from pipeline.decontaminate.stage import DECONTAMINATE, contamination_table, figures_of, set_sizes
 from pipeline.engine.finished_parts import FinishedPart
 from pipeline.engine.guard import RecordGuard, StuckReaderError
@@ -142,12 +144,16 @@ def documents_part(task: DocumentsTask, retried: bool) -> PartResult:
         settings = task.recipe.section(task.source.name, SourceConfig)
         watch = TextWatch(task.splits, task.others, settings, task.source.open)
         guard = output.guard(fused, retried, settings.max_record_bytes)
+        counter = GroupCounter()
+        deciding = [stage.name for stage in task.stages if stage.reasons and stage.name != EXTRACT.name]
         with closing(rows_of_files(task, settings, output, guard, retried)) as rows:
             for row in run_rows(rows, guard, (task.source.name, task.stages[0].name)):
                 check_columns(row, columns)
                 watch.see(row)
+                count_filters(row, counter, deciding)
                 write_row(row, output, config)
                 output.books.failures.check(limits, is_complete=False)
+        output.figures[COUNTS] = counter.figures
         watch.end()
 
     tables = {"documents": TableTarget(task.documents, schema), "text": TableTarget(task.text, TEXT, "text")}
@@ -295,6 +301,24 @@ def write_row(row: Row, output: PartOutput, config: TextConfig) -> None:
     if row.get("drop_stage") is not None and not _keeps_text(row, config):
         row["text"] = row["title"] = row["cuts"] = None
     output.write(row)
+
+
+def count_filters(row: Row, counter: GroupCounter, stages: Sequence[str]) -> None:
+    """Count which of `stages` a document reached, and which dropped it, for the bias audit.
+
+    For the language stage, the stratum has the language that the page declares, since the predicted one is what the
+    stage decides by. Pages that declare none are not counted there: most of a group would be in other languages than
+    most of the others.
+    """
+    declared = row.get("declared_language")
+    for stage in stages if row.get(GROUPS) is not None else ():
+        dropped = row.get("drop_stage") == stage
+        language = declared if stage == LANGUAGE.name else row["language"]
+        if stage != LANGUAGE.name or declared in DECLARED:
+            names = (stage, f"{stage}/{row['drop_rule']}") if dropped else ()
+            counter.add_row(row[GROUPS], stratum_of(row["source"], language, row.get("num_chars")), stage, names)
+        if dropped:
+            return
 
 
 def _count_meta(note: Any, books: DropCounter) -> None:

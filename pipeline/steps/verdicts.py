@@ -10,8 +10,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
+from pipeline.bias.audit import BIAS_FIGURE, check_ratio, comparisons_of
+from pipeline.bias.count import COLUMNS, COUNTS, Filter, GroupCounter, rule_filters
+from pipeline.bias.stage import BIAS, BiasConfig
 from pipeline.engine.finished_parts import FinishedPart
 from pipeline.engine.isolation import Crashed
 from pipeline.engine.parquet import Part, parts_of, read_measured
@@ -63,7 +67,7 @@ from schemas.tables import (
 )
 
 SHOWN_LANGUAGES = 12
-FACTS = ["source", "body_chars", "perplexity"]
+FACTS = ["source", "body_chars", "perplexity", *COLUMNS]
 
 
 @dataclass(frozen=True)
@@ -103,6 +107,11 @@ def build_verdicts(build: StepContext) -> dict[str, TableResult]:
     figures["limits"] = limits_of(checks_of(build.per_document, build.recipe, build.model_paths(), cutoffs))
     figures["measures"] = {column: fold(found) for column, found in measures.items()}
     figures["distributions"] = {name: fold(found) for name, found in figures.get("distributions", {}).items()}
+    config = build.recipe.section(BIAS.name, BiasConfig)
+    counted = [build.inputs["documents"].manifest.content.figures.get(COUNTS, {}), figures.pop(COUNTS, {})]
+    compared = [each for counts in counted for each in comparisons_of(counts, config.min_documents)]
+    check_ratio("verdicts", compared, config)
+    figures[BIAS_FIGURE] = [each.row for each in compared]
     return built
 
 
@@ -275,17 +284,20 @@ def verdicts_part(task: VerdictsTask, retried: bool) -> PartResult:
         distributions: Any = {}
         beyond: Any = {}
         buckets: dict[str, Counter[str]] = {}
+        counter = GroupCounter()
         columns = split_columns(list(dict.fromkeys([*columns_of(checks), *FACTS])), task.part.paths)
         for batch in read_measured(task.part, columns):
             judgement = evaluate_checks(checks, batch)
             distributions = add_figures(distributions, distributions_of(named, judgement, batch))
             beyond = add_figures(beyond, beyond_of(named, judgement, batch))
+            counter.add(batch, filters_of(named, judgement))
             for name, (row, chars) in zip(buckets_of(batch, task), rows_of(named, judgement, batch)):
                 row["perplexity_bucket"] = name
                 buckets.setdefault(row["language"] or "?", Counter())[name] += 1
                 count_verdict(row, chars, output.books)
                 output.write(row)
         output.figures["distributions"], output.figures["beyond"] = distributions, beyond
+        output.figures[COUNTS] = counter.figures
         output.figures["buckets"] = {language: dict(counter) for language, counter in buckets.items()}
 
     reasons = [(stage.name, stage.verdicts) for stage in task.stages]
@@ -321,6 +333,21 @@ def beyond_of(named: Sequence[tuple[str, Check]], judgement: CheckResults, batch
         name: {language: count for language, count in zip(languages, row) if count}
         for name, row in zip(names_of(named), counts)
     }
+
+
+def filters_of(named: Sequence[tuple[str, Check]], judgement: CheckResults) -> list[Filter]:
+    """Return the filters of all stages with checks, for the bias audit: a stage is reached if none before it drops."""
+    filters: list[Filter] = []
+    first = judgement.first
+    for stage in dict.fromkeys(stage for stage, _ in named):
+        places = [at for at, (name, _) in enumerate(named) if name == stage]
+        reasons = dict.fromkeys(named[at][1].reason for at in places)
+        dropped: dict[str, npt.NDArray[np.bool_]] = {
+            reason: np.any(judgement.broken[[at for at in places if named[at][1].reason == reason]], axis=0)
+            for reason in reasons
+        }
+        filters += rule_filters(stage, (first == KEPT) | (first >= places[0]), dropped)
+    return filters
 
 
 def fold(by_language: Mapping[str, Mapping[str, int]]) -> dict[str, Any]:

@@ -1,5 +1,7 @@
 """The fused pass: first verdict wins, measuring goes on or ends as declared, a raising stage drops the row by name."""
 
+from dataclasses import replace
+
 import pytest
 
 from pipeline.engine import guard as guards
@@ -123,3 +125,12 @@ def test_books_count_every_row_and_report_zeros():
 
 def test_figures_add_key_by_key():
     assert add_figures({"x": {"a": 1}, "n": 2}, {"x": {"a": 2, "b": 5}, "n": 3}) == {"x": {"a": 3, "b": 5}, "n": 5}
+
+
+@pytest.mark.parametrize(("text", "is_measured"), [("a text", True), (None, False)])
+def test_a_stage_may_run_after_a_drop_if_there_is_a_text(text, is_measured):
+    late = replace(stage("c", mark("c", Drop("low"))), after_drops=True)
+    stages = stage("a", mark("a", Drop("low", 1.0, 2.0))), stage("b", mark("b")), late, stage("d", mark("d"))
+    row, _ = run({"text": text}, *stages)
+    assert ("b" in row, "c" in row, "d" in row) == (False, is_measured, False)
+    assert (row["drop_stage"], row["drop_value"]) == ("a", 1.0)
