@@ -41,8 +41,8 @@ from pipeline.report.tallies import (
     num_pages,
     ranked_counts,
     streams,
-    without_wordlist,
-    wordlists,
+    toxicity_coverage,
+    toxicity_measures,
 )
 from pipeline.stages import STEPS, declared_reasons, sections
 from schemas.config import Section
@@ -233,9 +233,9 @@ def _view(facts: RunFacts, scores: Sequence[Score], options: ReportOptions) -> d
         "charsets": ranked_counts(documents.get("charsets", {})),
         "dedup": copies,
         "toxicity": facts.settings("toxicity"),
-        "wordlists": wordlists(facts),
-        "without_wordlist": without_wordlist(facts),
-        "classifier": "classifier" in facts.models("toxicity"),
+        "toxicity_coverage": toxicity_coverage(facts),
+        "toxicity_measures": toxicity_measures(facts),
+        "marked": facts.figures("verdicts").get("marked", {}),
         "pii": ranked_counts(facts.figures("clean").get("pii", {})),
         "contract": contract(facts),
         "streams": streams(facts),
