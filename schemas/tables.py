@@ -341,7 +341,7 @@ VERDICTS = pa.schema(
         field(
             "marks",
             pa.list_(pa.string()),
-            "`stage/reason` of each limit that a kept document is beyond, of stages that mark and do not drop; null: none",
+            "`stage/reason` of each limit that a document is beyond, of stages that mark and do not drop; null: none",
         ),
         *VERDICT,
     ]

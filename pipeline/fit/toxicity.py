@@ -71,7 +71,7 @@ class LabelledTexts(Section):
     weight: float = Field(1.0, gt=0)
     """Weight of each text."""
     group_field: str | None = None
-    """Field of the group of a text, such as its template; the texts of a group are in one fold if `folds = "groups"`."""
+    """Field of the group of a text, such as its template. The second cross-validation divides groups, not texts."""
     ordinary: bool = False
     """True for ordinary text: no text is toxic, and thresholds are chosen by it."""
     languages: tuple[str, ...] = ()
@@ -210,7 +210,7 @@ def train_toxicity(config: TrainToxicityConfig, out: str, models: ModelsConfig |
     save_toxicity(path, model)
     content = {
         "kind": "toxicity",
-        "config": config.content(),
+        "config": config.model_dump(mode="json", exclude={"data": {"__all__": {"path"}}}),
         "features": {"normalization": NORMALIZATION, "max_ngram": MAX_NGRAM},
         "data": [_described(data, examples, number) for number, data in enumerate(config.data)],
         "figures": figures,
@@ -234,8 +234,8 @@ def _with_enough(examples: list[Example], config: TrainToxicityConfig) -> list[E
     if not enough:
         raise ConfigError(
             f"train_toxicity.data: expected a language with at least {config.min_texts} labelled texts, toxic and not, "
-            f"and {config.min_ordinary} ordinary ones, got {dict(counts) or 'none'} and {dict(ordinary) or 'none'}. Add "
-            "texts, or set a lower train_toxicity.min_texts and train_toxicity.min_ordinary."
+            f"and {config.min_ordinary} ordinary ones, got {dict(counts) or 'none'} and {dict(ordinary) or 'none'}. "
+            "Add texts, or set a lower train_toxicity.min_texts and train_toxicity.min_ordinary."
         )
     return [example for example in examples if example.language in enough]
 
@@ -398,12 +398,15 @@ def best_threshold(sets: Sequence[tuple[Floats, Flags]], ordinary: Floats, max_a
     thresholds, the highest is returned; 1 if none is allowed.
     """
     candidates = np.arange(1, 100) / 100
-    allowed = [at for at in candidates.tolist() if not len(ordinary) or np.mean(ordinary >= at) <= max_alarms]
+    allowed: list[float] = [
+        at for at in candidates.tolist() if not len(ordinary) or np.mean(ordinary >= at) <= max_alarms
+    ]
     if not allowed:
         return 1.0
 
     def mean_f1(at: float) -> float:
-        return sum(scores(found >= at, labels)["macro_f1"] or 0.0 for found, labels in sets) / max(1, len(sets))
+        total = sum((scores(found >= at, labels)["macro_f1"] or 0.0 for found, labels in sets), 0.0)
+        return float(total / max(1, len(sets)))
 
     return max(allowed, key=lambda at: (mean_f1(at), at))
 
@@ -452,7 +455,9 @@ def summary(manifest: Mapping[str, Any]) -> str:
     """Return a text table of the figures of each label, set and language, measured by cross-validation."""
     lines = []
     for label, figures in manifest["content"]["figures"].items():
-        rows = [(label, "texts", "threshold", "F1", "macro F1", "balanced", "specificity", "balanced by group")]
+        rows: list[tuple[str, ...]] = [
+            (label, "texts", "threshold", "F1", "macro F1", "balanced", "specificity", "balanced by group")
+        ]
         for row in figures["sets"]:
             shown = [row["texts"][name] for name in ("f1", "macro_f1", "balanced_accuracy", "specificity")]
             shown.append(row["groups"]["balanced_accuracy"])

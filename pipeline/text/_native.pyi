@@ -82,14 +82,14 @@ class Normal:
         """Return the code points of the words of a text, each as 64 bits."""
 
 class WordSet:
-    """A set of words of `pipeline.toxicity.words.words_of`, of beginnings of words, and of pairs of words such as `a b`."""
+    """A set of words of `pipeline.toxicity.words.words_of`, of beginnings of words, and of pairs such as `a b`."""
 
     def __new__(cls, words: Sequence[str], prefixes: Sequence[str], pairs: Sequence[str]) -> WordSet: ...
     def may_have(self, text: str) -> bool:
         """Return False only if a casefolded text has no such word, no such beginning, and no such pair in a row."""
 
 class NgramSums:
-    """The weights of hashed n-grams of `pipeline.toxicity.model`: 8 bits for each label of each bucket, label by label."""
+    """The weights of hashed n-grams of `pipeline.toxicity.model`: 8 bits for each label of each bucket."""
 
     def __new__(cls, properties: Callable[[int], int], weights: bytes, labels: int, max_n: int) -> NgramSums: ...
     def sums(self, sentences: Sequence[str], seed: int) -> tuple[bytes, bytes]:

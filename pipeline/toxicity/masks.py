@@ -1,4 +1,4 @@
-"""Masked words: spellings that people use so that a word list does not find a word, such as `sh1t`, `f u c k` or `f*ck`.
+"""Masked words: spellings with which people evade word lists, such as `sh1t`, `f u c k` or `f*ck`.
 
 A spelling is replaced by the plain word only if that word is on the list, so that ordinary text stays as it is.
 """

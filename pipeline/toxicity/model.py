@@ -55,8 +55,8 @@ def folded(sentence: str) -> str:
 def normalize(sentence: str) -> str:
     """Return the text of a folded sentence of which a model sees the n-grams, with a space at both ends.
 
-    It has no addresses and names of users; every digit is 0, other signs are one space, and a letter is at most twice in
-    a row. `NgramSums` of the native module does the same.
+    It has no addresses and names of users; every digit is 0, other signs are one space, and a letter is at most twice
+    in a row. `NgramSums` of the native module does the same.
     """
     plain = _OTHER.sub(" ", _DIGIT.sub("0", _ADDRESS.sub(" ", sentence)))
     return " " + _REPEATED.sub(r"\1\1", plain.strip()) + " "

@@ -12,7 +12,7 @@ _END = re.compile(r"[.!?…]+[\"'»”’)\]]*\s+|[。！？｡।۔]+[\"'»”�
 def sentence_spans(text: str) -> list[Span]:
     """Return the spans of the sentences of a text, with the blanks after them; together they are the whole text.
 
-    A sentence ends at a line end, and at signs that end sentences if a blank follows; in scripts without blanks, always.
+    A sentence ends at a line end, and at a sign that ends sentences if a blank follows or the script has no blanks.
     """
     spans: list[Span] = []
     start = 0

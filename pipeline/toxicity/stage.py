@@ -43,9 +43,9 @@ class ToxicityConfig(Section):
     """Measures whose words count in `toxic_words` and `toxic_word_share`: some of hate, threat, obscenity, sexual,
     violence, and other, for files without sections. Words of violence are in every report of a crime."""
     action: Action = "drop"
-    """What the limits do. `drop` drops a document beyond one. `mark` keeps it, and names the limit in the column `marks`
-    of `verdicts`. `cut_sentences` cuts each sentence that has a listed word of `measures` or that the classifier takes
-    for toxic, and drops a document only beyond `max_cut_share`."""
+    """What the limits do. `drop` drops a document beyond one. `mark` keeps it, and names the limit in the column
+    `marks` of `verdicts`. `cut_sentences` cuts each sentence with a listed word of `measures` or that the classifier
+    takes for toxic, and drops a document only beyond `max_cut_share`."""
     max_word_share: float | None = decision(0.01, ge=0, le=1)
     """Maximum share of the text's words that are on the list; of its characters in languages without spaces. Default:
     the English cut-off of ROOTS (Laurençon et al. 2022, arXiv 2303.03915); None measures without dropping."""
@@ -85,8 +85,8 @@ class ToxicityConfig(Section):
             ignored = [name for name in scored if getattr(self, name) is not None]
             if ignored:
                 raise ValueError(
-                    f"{ignored[0]}: expected toxicity.classifier to be set, got {getattr(self, ignored[0])} without it. "
-                    f"Set toxicity.classifier, or remove toxicity.{ignored[0]}."
+                    f"{ignored[0]}: expected toxicity.classifier to be set, got {getattr(self, ignored[0])} without "
+                    f"it. Set toxicity.classifier, or remove toxicity.{ignored[0]}."
                 )
         elif self.max_score is not None and self.classifier_label is None:
             raise ValueError(
@@ -174,8 +174,8 @@ def load_classifiers(config: ToxicityConfig, models: Mapping[str, str]) -> Class
     if is_arrow(path):
         if config.classifier_label is not None:
             raise ConfigError(
-                f"toxicity.classifier_label: expected a fastText model, got {path}, a model of sentences with labels of "
-                "its own. Remove toxicity.classifier_label."
+                f"toxicity.classifier_label: expected a fastText model, got {path}, a model of sentences with labels "
+                "of its own. Remove toxicity.classifier_label."
             )
         return load_toxicity(path, "toxicity.classifier"), None
     if config.classifier_label is None:

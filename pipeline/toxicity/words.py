@@ -202,8 +202,8 @@ def read_wordlist(path: str, language: str) -> AnyWordList:
             measure = section[1]
             if measure not in MEASURES:
                 raise ConfigError(
-                    f"{where}: expected a section of {', '.join(MEASURES)}, got [{measure}] in line {number} of {path}. "
-                    "Rename the section."
+                    f"{where}: expected a section of {', '.join(MEASURES)}, got [{measure}] in line {number} of "
+                    f"{path}. Rename the section."
                 )
             continue
         if words_of(line.casefold()):

@@ -55,7 +55,8 @@ def test_ngrams_by_hand() -> None:
     buckets, owners = ngram_buckets(["ab", "c"], "en", 1 << 12)
     # " ab " has 4 + 3 + 2 + 1 n-grams of 1 to 4 characters; " c " has 3 + 2 + 1.
     assert np.bincount(owners).tolist() == [10, 6]
-    assert buckets.min() >= 0 and buckets.max() < 1 << 12
+    assert buckets.min() >= 0
+    assert buckets.max() < 1 << 12
     other, _ = ngram_buckets(["ab", "c"], "de", 1 << 12)
     assert (buckets != other).mean() > 0.9
     alone, _ = ngram_buckets(["c"], "en", 1 << 12)

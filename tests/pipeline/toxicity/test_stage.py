@@ -205,7 +205,7 @@ def test_every_reason_is_reached() -> None:
 
 def test_settings_that_do_not_suit_the_file(classifier: str, sentences: str) -> None:
     config = ToxicityConfig(classifier=sentences, classifier_label="__label__toxic")
-    with pytest.raises(ConfigError, match="expected a fastText model, got .*, a model of sentences"):
+    with pytest.raises(ConfigError, match=r"expected a fastText model, got .*, a model of sentences"):
         load_classifiers(config, model_files(config))
     config = ToxicityConfig(classifier=classifier)
     with pytest.raises(ConfigError, match="expected the label of a fastText model, got none for"):
