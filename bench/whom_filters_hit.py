@@ -23,7 +23,7 @@ from pipeline.bias.statistics import adjusted, compare, wilson
 from pipeline.engine.rules import RowChecks
 from pipeline.engine.stage import extend_schema
 from pipeline.models import ModelsConfig, ensure_model
-from pipeline.toxicity import TOXICITY
+from pipeline.toxicity.stage import TOXICITY
 from schemas.config import Recipe
 from schemas.tables import DOCUMENTS
 

@@ -42,7 +42,7 @@ from pipeline.quality.rules import DEFAULT_RULES, QualityLimits
 from pipeline.quality.stage import ENGLISH
 from pipeline.quality.stage import checks as quality_checks
 from pipeline.text.derive_profiles import DeriveConfig
-from pipeline.toxicity import ToxicityConfig
+from pipeline.toxicity.stage import ToxicityConfig
 from schemas.config import Recipe, Section
 from schemas.field_docs import describe_columns
 from schemas.tables import TABLES

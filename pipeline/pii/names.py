@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pipeline.pii.matching import import_presidio
 from pipeline.pii.name_windows import MAX_CANDIDATE_CHARS, THINGS, find_candidates, find_windows
-from pipeline.pii.types import import_presidio
 from schemas.errors import ConfigError
 
 ENTITY_OF: Mapping[str, str] = {"person": "PERSON", "location": "LOCATION", "organisation": "ORGANIZATION"}

@@ -44,8 +44,8 @@ from pipeline.report.tallies import (
     num_pages,
     ranked_counts,
     streams,
-    without_wordlist,
-    wordlists,
+    toxicity_coverage,
+    toxicity_measures,
 )
 from pipeline.stages import STEPS, declared_reasons, sections
 from schemas.config import Section
@@ -270,9 +270,9 @@ def _toxicity_view(facts: RunFacts) -> dict[str, Any]:
     """Return the variables of the section on toxicity."""
     return {
         "toxicity": facts.settings("toxicity"),
-        "wordlists": wordlists(facts),
-        "without_wordlist": without_wordlist(facts),
-        "classifier": "classifier" in facts.models("toxicity"),
+        "toxicity_coverage": toxicity_coverage(facts),
+        "toxicity_measures": toxicity_measures(facts),
+        "marked": facts.figures("verdicts").get("marked", {}),
     }
 
 

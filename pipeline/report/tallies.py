@@ -11,12 +11,11 @@ from typing import Any
 
 from pipeline.decontaminate.stage import CANARIES, DOCUMENTS, ITEMS, NGRAMS, SETS, WHOLE_ITEMS
 from pipeline.report.facts import RunFacts
+from pipeline.toxicity.stage import ALL_MEASURES, MEASURED_BY, MODEL, NOTHING, WORDS
 from schemas.manifest import FileEntry
 from schemas.tokens import HELDOUT, docs_key, shard_key, split_copies
 
 MAX_LANGUAGES = 20
-WORDLIST = "wordlist_"
-"""Prefix of the name of a word list among the models of the toxicity stage."""
 
 
 @dataclass(frozen=True)
@@ -123,16 +122,61 @@ def languages(facts: RunFacts) -> tuple[list[Language], int]:
     return rows[:MAX_LANGUAGES], max(0, len(rows) - MAX_LANGUAGES)
 
 
-def wordlists(facts: RunFacts) -> list[str]:
-    """Return the languages for which the run used a list of toxic words, each once, sorted."""
-    names = (name for name in facts.models("toxicity") if name.startswith(WORDLIST))
-    return sorted({name.removeprefix(WORDLIST) for name in names})
+@dataclass(frozen=True)
+class ToxicityCoverage:
+    """How many documents of a language were measured by word lists and by the classifier, and by neither."""
+
+    language: str
+    documents: int
+    words: int
+    model: int
+    neither: int
 
 
-def without_wordlist(facts: RunFacts) -> int:
-    """Return the number of documents that passed every rule, in languages without a list of toxic words."""
-    kept: Mapping[str, int] = facts.figures("verdicts").get("kept_languages", {})
-    return sum(number for language, number in kept.items() if language not in wordlists(facts))
+def toxicity_coverage(facts: RunFacts) -> list[ToxicityCoverage]:
+    """Return what measured the toxicity of the documents of each language, the most frequent first, then the rest."""
+    counted: dict[str, Counter[str]] = {}
+    for key, number in facts.figures("documents").get(MEASURED_BY, {}).items():
+        language, _, by = key.partition("/")
+        counted.setdefault(language, Counter())[by] += number
+    rows = [
+        ToxicityCoverage(
+            language,
+            by.total(),
+            sum(number for name, number in by.items() if WORDS in name.split()),
+            sum(number for name, number in by.items() if MODEL in name.split()),
+            by[NOTHING],
+        )
+        for language, by in counted.items()
+    ]
+    rows.sort(key=lambda row: (-row.documents, row.language))
+    if len(rows) <= MAX_LANGUAGES:
+        return rows
+    rest = rows[MAX_LANGUAGES:]
+    sums = (sum(getattr(row, name) for row in rest) for name in ("documents", "words", "model", "neither"))
+    return [*rows[:MAX_LANGUAGES], ToxicityCoverage(f"{len(rest)} others", *sums)]
+
+
+@dataclass(frozen=True)
+class ToxicityMeasure:
+    """The documents with a listed word of a measure, such as threats, and the number of these words."""
+
+    name: str
+    documents: int
+    words: int
+    counts: bool
+    """False if its words do not count in the limits."""
+
+
+def toxicity_measures(facts: RunFacts) -> list[ToxicityMeasure]:
+    """Return the figures of each measure of the word lists, in their order."""
+    figures, counting = facts.figures("documents"), facts.settings("toxicity").get("measures", ())
+    documents, words = figures.get("toxic_documents", {}), figures.get("toxic_words", {})
+    return [
+        ToxicityMeasure(name, documents[name], words.get(name, 0), name in counting)
+        for name in ALL_MEASURES
+        if name in documents
+    ]
 
 
 def streams(facts: RunFacts) -> list[StreamSummary]:

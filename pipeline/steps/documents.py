@@ -35,6 +35,7 @@ from pipeline.sources.splits import HashedStream, files_by_part, open_stream
 from pipeline.steps.crawl_files import CAUSE, check_unreachable, clear_ranges, limited_partitions, with_ranges
 from pipeline.steps.file_ranges import clear_file_ranges, with_file_ranges
 from pipeline.steps.several_extractors import COMPARED, STOPPED, TRIED, SeveralExtractors, figures_of_comparison
+from pipeline.toxicity.stage import MEASURED_BY
 from schemas.config import Recipe, Section
 from schemas.errors import ContractError
 from schemas.ids import is_in_share, shuffle_key
@@ -265,6 +266,11 @@ def write_row(row: Row, output: PartOutput, config: TextConfig) -> None:
         books.tally("dropped_early", row["language"])
     if row.get("drop_stage") is None:
         row["body_chars"] = len(row["_body"])
+        if row.get(MEASURED_BY) is not None:
+            books.tally(MEASURED_BY, f"{row['language'] or '?'}/{row[MEASURED_BY]}")
+        for measure, number in (row.get("toxic_word_counts") or {}).items():
+            books.tally("toxic_documents", measure)
+            books.tally("toxic_words", measure, number)
         for figure in figures_of(row):
             books.tally(*figure)
         if row.get("second_language") is not None:

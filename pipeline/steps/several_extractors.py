@@ -45,7 +45,7 @@ COMPARED_CHARS = 100_000
 """Maximum length of a stored text of a comparison [code points]."""
 COMPARE_SEED = 1
 SECOND_OPINION = "second_opinion"
-MODEL_SCORES = frozenset(("toxicity_score",))
+MODEL_SCORES = frozenset(("toxicity_score", "toxic_share", "hateful_share"))
 """Columns of the measured stages that are scores of models."""
 
 

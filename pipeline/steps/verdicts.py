@@ -374,9 +374,12 @@ def rows_of(
         np.concatenate((measured_of_all, nothing))[first, places].tolist()
         for measured_of_all in (judgement.values, judgement.limits)
     )
+    marking = [(at, f"{stage}/{check.reason}") for at, (stage, check) in enumerate(named) if check.marks]
     facts = batch.select(["doc_id", "source", "language", "body_chars"]).to_pylist()
-    for row, check, value, limit in zip(facts, first.tolist(), values, limits):
+    for number, (row, check, value, limit) in enumerate(zip(facts, first.tolist(), values, limits)):
         chars = row.pop("body_chars")
+        if marking:
+            row["marks"] = [name for at, name in marking if judgement.broken[at, number]] or None
         if check != KEPT:
             stage, broken = named[check]
             numbers = _or_none(value), _or_none(limit)
@@ -419,6 +422,8 @@ def count_verdict(row: Row, chars: int, books: DropCounter) -> None:
         books.tally("kept_language_chars", language, chars)
         books.tally("kept_sources", source)
         books.tally("kept_source_chars", source, chars)
+        for mark in row.get("marks") or ():
+            books.tally("marked", mark)
 
 
 # Re-evaluation: documents from which passages were cut are measured again and compared with the same limits.

@@ -82,17 +82,27 @@ class Normal:
         """Return the code points of the words of a text, each as 64 bits."""
 
 class WordSet:
-    """A set of words of `pipeline.toxicity.words_of`."""
+    """A set of words of `pipeline.toxicity.words.words_of`, of beginnings of words, and of pairs such as `a b`."""
 
-    def __new__(cls, words: Sequence[str]) -> WordSet: ...
+    def __new__(cls, words: Sequence[str], prefixes: Sequence[str], pairs: Sequence[str]) -> WordSet: ...
     def may_have(self, text: str) -> bool:
-        """Return False only if a casefolded text has none of the words."""
+        """Return False only if a casefolded text has no such word, no such beginning, and no such pair in a row."""
+
+class NgramSums:
+    """The weights of hashed n-grams of `pipeline.toxicity.model`: 8 bits for each label of each bucket."""
+
+    def __new__(cls, properties: Callable[[int], int], weights: bytes, labels: int, max_n: int) -> NgramSums: ...
+    def sums(self, sentences: Sequence[str], seed: int) -> tuple[bytes, bytes]:
+        """Return the number of n-grams of each casefolded sentence, and the sum of their weights for each label."""
 
 def gopher_ngrams(codes: object, lengths: object) -> tuple[int, ...]:
     """Return the characters of the most frequent 2-, 3- and 4-grams, then of repeated 5- to 10-grams."""
 
 def recurring_ngrams(codes: object) -> list[tuple[bytes, int, bytes]]:
     """Return places, most and firsts, as in `RecurringNgrams`, of the recurring n-grams for n = 2 to 10."""
+
+def mask_signs(text: str) -> int:
+    """Return the signs of masked words in a casefolded text, as bits of `pipeline.toxicity.masks.Sign`."""
 
 def blake2s(data: bytes, size: int) -> bytes:
     """Return the BLAKE2s digest of `size` bytes, 1 to 32."""

@@ -41,7 +41,7 @@ from pipeline.sources.wiki.blocks import WikiForm
 from pipeline.sources.wiki.wikitext import text_of_wikitext
 from pipeline.text.spacy_tokens import splitter_of
 from pipeline.text.words import normal_words
-from pipeline.toxicity import UnspacedWordList, WordList
+from pipeline.toxicity.words import UnspacedWordList, WordList
 from schemas.signals import FAMILIES
 from schemas.urls import canonical_url, host_suffixes, surt
 from tests.pipeline.sources.test_source import BEYOND, CASES
@@ -206,8 +206,8 @@ TEXTS: dict[str, tuple[Callable[[str], Any], list[str]]] = {
     "evaluation words": (located_words, PROSE),
     "evaluation characters": (located_characters, PROSE),
     "English tokens": (splitter_of("en"), PROSE),
-    "word list": (WordList(["s&m", "bloody hell"]).count, PROSE),
-    "unspaced word list": (UnspacedWordList(["\u4e2d\u6587", "abc"]).count, PROSE),
+    "word list": (WordList(dict.fromkeys(["s&m", "bloody hell"], "other")).count, PROSE),
+    "unspaced word list": (UnspacedWordList(dict.fromkeys(["\u4e2d\u6587", "abc"], "other")).count, PROSE),
     "repeats": (lambda text: normal_forms([text]), PROSE),
     "wikitext": (lambda text: text_of_wikitext(text, WikiForm()), WIKI),
     "canonical URL": (canonical_url, URLS),

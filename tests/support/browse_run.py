@@ -18,7 +18,7 @@ from pipeline.engine.stage import Drop, PerDocument
 from pipeline.engine.worker import FusedStages
 from pipeline.quality.stage import QUALITY
 from pipeline.stages import DOCUMENT_COLUMNS, STEPS
-from pipeline.toxicity import TOXICITY
+from pipeline.toxicity.stage import TOXICITY
 from schemas.config import Recipe, build_recipe
 from schemas.ids import doc_id
 from schemas.manifest import RunFile, make_manifest, open_table, part_key, read_run, write_manifest, write_run

@@ -27,7 +27,7 @@ from pipeline.sources.provenance import domain_of
 from pipeline.sources.source import COMMON_REASONS
 from pipeline.stages import STEPS, all_stages
 from pipeline.templates.stage import TEMPLATES
-from pipeline.toxicity import ToxicityConfig
+from pipeline.toxicity.stage import ToxicityConfig
 from schemas.ids import canonical_json, doc_id
 from schemas.manifest import RunFile, make_manifest, open_table, part_key, read_run, write_manifest, write_run
 from schemas.storage import Store
@@ -293,7 +293,12 @@ def commit_table(run: Store, name: str, tables: Tables, digests: Mapping[str, st
     ]
     toxicity = ToxicityConfig()
     configs = {
-        "documents": {"toxicity": toxicity.content()},
+        "documents": {
+            "toxicity_by": {"en/words and model": 32, "ja/none": 5},
+            "toxic_documents": {"violence": 1, "obscenity": 3},
+            "toxic_words": {"violence": 1, "obscenity": 9},
+            "toxicity": toxicity.content(),
+        },
         "verdicts": {"toxicity": toxicity.decisions()},
         "clean": {"pii": PiiConfig().content()},
     }

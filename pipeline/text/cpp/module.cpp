@@ -10,6 +10,8 @@
 #include <utility>
 
 #include "blake2s.h"
+#include "mask_signs.h"
+#include "ngram_sums.h"
 #include "ngrams.h"
 #include "normal.h"
 #include "pieces.h"
@@ -167,14 +169,39 @@ PyObject* numbers(PyObject* self, PyObject* text) {
 // Sets of words.
 
 PyObject* new_word_set(PyTypeObject* type, PyObject* arguments, PyObject*) {
-    PyObject* words;
-    if (!PyArg_ParseTuple(arguments, "O", &words)) return nullptr;
-    return hold<WordSet>(type, [&] { return new WordSet(words); });
+    PyObject *words, *prefixes, *pairs;
+    if (!PyArg_ParseTuple(arguments, "OOO", &words, &prefixes, &pairs)) return nullptr;
+    return hold<WordSet>(type, [&] { return new WordSet(words, prefixes, pairs); });
 }
 
 PyObject* may_have(PyObject* self, PyObject* text) {
     if (!is_text(text, "word set")) return nullptr;
     return guarded([&] { return PyBool_FromLong(held<WordSet>(self).may_have(text)); });
+}
+
+// Sums of the weights of n-grams.
+
+PyObject* new_ngram_sums(PyTypeObject* type, PyObject* arguments, PyObject*) {
+    PyObject *properties, *weights;
+    int labels, max_n;
+    if (!PyArg_ParseTuple(arguments, "OOii", &properties, &weights, &labels, &max_n)) return nullptr;
+    return hold<NgramSums>(type, [&] { return new NgramSums(properties, weights, labels, max_n); });
+}
+
+PyObject* sums(PyObject* self, PyObject* arguments) {
+    PyObject* sentences;
+    unsigned long long seed;
+    if (!PyArg_ParseTuple(arguments, "OK", &sentences, &seed)) return nullptr;
+    return guarded([&]() -> PyObject* {
+        Owned fast(PySequence_Fast(sentences, "n-gram sums: expected a list, got another type. Pass a list of str."));
+        std::vector<int64_t> counts, totals;
+        for (Py_ssize_t at = 0; at < PySequence_Fast_GET_SIZE(fast.get()); ++at) {
+            PyObject* sentence = PySequence_Fast_GET_ITEM(fast.get(), at);
+            if (!is_text(sentence, "n-gram sums")) return nullptr;
+            held<NgramSums>(self).add(sentence, seed, counts, totals);
+        }
+        return tuple(as_bytes(counts), as_bytes(totals));
+    });
 }
 
 // Functions of arrays.
@@ -255,6 +282,15 @@ PyObject* blake2s_digest(PyObject*, PyObject* arguments) {
     });
 }
 
+PyObject* mask_signs(PyObject*, PyObject* text) {
+    if (!is_text(text, "mask signs")) return nullptr;
+    return guarded([&] {
+        int found = 0;
+        with_text(text, [&](const auto& view) { found = masks::signs(view); });
+        return PyLong_FromLong(found);
+    });
+}
+
 PyMethodDef tokenizer_methods[] = {{"words", words, METH_O, "The tokens of a text."},
                                    {"cached", cached, METH_NOARGS, "The number of cached answers."},
                                    {nullptr, nullptr, 0, nullptr}};
@@ -269,8 +305,11 @@ PyMethodDef normal_methods[] = {{"keys", numbers<&Normal::keys>, METH_O, "The ke
                                 {nullptr, nullptr, 0, nullptr}};
 PyMethodDef word_set_methods[] = {{"may_have", may_have, METH_O, "Whether a text may have one of the words."},
                                   {nullptr, nullptr, 0, nullptr}};
+PyMethodDef ngram_sums_methods[] = {{"sums", sums, METH_VARARGS, "The number of n-grams and the sums of their weights."},
+                                    {nullptr, nullptr, 0, nullptr}};
 PyMethodDef functions[] = {{"gopher_ngrams", gopher_ngrams, METH_VARARGS, "Gopher's counts of n-grams."},
                            {"recurring_ngrams", recurring_ngrams, METH_O, "The n-grams that occur more than once."},
+                           {"mask_signs", mask_signs, METH_O, "Signs of masked words."},
                            {"blake2s", blake2s_digest, METH_VARARGS, "The BLAKE2s digest of a number of bytes."},
                            {nullptr, nullptr, 0, nullptr}};
 
@@ -312,6 +351,7 @@ PyMODINIT_FUNC PyInit__native() {
     if (add_type<Tokenizer>(module, "pipeline.text._native.Tokenizer", new_tokenizer, tokenizer_methods) < 0 ||
         add_type<Pieces>(module, "pipeline.text._native.Pieces", new_pieces, pieces_methods) < 0 ||
         add_type<WordSet>(module, "pipeline.text._native.WordSet", new_word_set, word_set_methods) < 0 ||
+        add_type<NgramSums>(module, "pipeline.text._native.NgramSums", new_ngram_sums, ngram_sums_methods) < 0 ||
         add_type<Normal>(module, "pipeline.text._native.Normal", new_normal, normal_methods) < 0 ||
         add_constants(module) < 0) {
         Py_DECREF(module);

@@ -1,13 +1,52 @@
-// A set of words, and whether a text may have one of them, as `pipeline.toxicity.words_of` splits texts.
+// A set of words and beginnings of words, and whether a text may have one of them, as `pipeline.toxicity.words.words_of`
+// splits texts.
 #pragma once
 
+#include <algorithm>
 #include <unordered_set>
 
 #include "tokens.h"
 
 class WordSet {
 public:
-    explicit WordSet(PyObject* words) {
+    WordSet(PyObject* words, PyObject* prefixes, PyObject* pairs) {
+        read(words, [&](const auto& view) { codes_.insert(code_of(view.chars, view.chars + view.size)); });
+        read(prefixes, [&](const auto& view) {
+            prefixes_.insert(code_of(view.chars, view.chars + view.size));
+            least_ = std::min(least_, view.size);
+            most_ = std::max(most_, view.size);
+        });
+        read(pairs, [&](const auto& view) {
+            const auto* end = view.chars + view.size;
+            const auto* gap = std::find(view.chars, end, ' ');
+            pairs_.insert(pair_of(code_of(view.chars, gap), code_of(std::min(gap + 1, end), end)));
+        });
+    }
+
+    // Returns False only if the text has none of the words, no word with such a beginning, and no two such words in a row.
+    // A word is known by its code alone.
+    bool may_have(PyObject* text) const {
+        bool hit = false;
+        with_text(text, [&](const auto& view) {
+            uint64_t last = 0;
+            for (Py_ssize_t at = 0; at < view.size && !hit; ++at) {
+                uint64_t code = 0, power = 1;
+                const Py_ssize_t start = at;
+                for (; at < view.size && !separates(view.chars[at]) && !hit; ++at, power *= BASE) {
+                    code += view.chars[at] * power;
+                    hit = begins(at - start + 1) && prefixes_.count(code);
+                }
+                if (at == start) continue;
+                hit = hit || codes_.count(code) || pairs_.count(pair_of(last, code));
+                last = code;
+            }
+        });
+        return hit;
+    }
+
+private:
+    template <class Add>
+    static void read(PyObject* words, Add add) {
         Owned fast(PySequence_Fast(words, "word set: expected a list, got another type. Pass a list of str."));
         for (Py_ssize_t at = 0; at < PySequence_Fast_GET_SIZE(fast.get()); ++at) {
             PyObject* word = PySequence_Fast_GET_ITEM(fast.get(), at);
@@ -15,25 +54,15 @@ public:
                 PyErr_SetString(PyExc_TypeError, "word set: expected str, got another type. Pass a list of str.");
                 throw PythonError();
             }
-            with_text(word, [&](const auto& view) { codes_.insert(code_of(view.chars, view.chars + view.size)); });
+            with_text(word, add);
         }
     }
 
-    // Returns False only if the text has none of the words. A word is known by its code alone.
-    bool may_have(PyObject* text) const {
-        bool hit = false;
-        with_text(text, [&](const auto& view) {
-            for (Py_ssize_t at = 0; at < view.size && !hit; ++at) {
-                uint64_t code = 0, power = 1;
-                const Py_ssize_t start = at;
-                for (; at < view.size && !separates(view.chars[at]); ++at, power *= BASE) code += view.chars[at] * power;
-                hit = at > start && codes_.count(code);
-            }
-        });
-        return hit;
-    }
+    static uint64_t pair_of(uint64_t first, uint64_t second) { return first * 0x9E3779B97F4A7C15ULL + second; }
 
-private:
+    // Whether one of the beginnings has this length.
+    bool begins(Py_ssize_t size) const { return size >= least_ && size <= most_; }
+
     // ASCII signs, `_PUNCTUATION`, and surrogates, which become a question mark in UTF-8.
     static bool separates(uint32_t code) {
         if (code < 0x80) return !((code >= '0' && code <= '9') || ((code | 32) >= 'a' && (code | 32) <= 'z'));
@@ -44,5 +73,6 @@ private:
                (code >= 0xFF1A && code <= 0xFF20);
     }
 
-    std::unordered_set<uint64_t> codes_;
+    std::unordered_set<uint64_t> codes_, prefixes_, pairs_;
+    Py_ssize_t least_ = PY_SSIZE_T_MAX, most_ = 0;
 };

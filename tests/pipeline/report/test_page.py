@@ -62,7 +62,7 @@ def test_the_numbers_appear(run: Store, page: str) -> None:
         "email 6 66.7 %",
         "9 values were replaced",
         "too large a share of the text is on the language's word list 0.01 3",
-        "5 of the documents that passed every rule are in languages without a word list",
+        "en 32 32 32 0 ja 5 0 0 5",
         "params 1,234,567 parameters N = 2·d count",
         "memory.2.states 2.5 MB",
         "40 of 40 optimizer steps were run, 1 of them without an update; the loss of the last step is 4.0000",

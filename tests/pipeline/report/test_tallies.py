@@ -13,7 +13,15 @@ from pipeline.report.facts import collect_facts
 from pipeline.report.funnel import checks, drops_by_rule, funnel_rows
 from pipeline.report.page import write_report
 from pipeline.report.samples import PER_RULE, SHOWN_CHARS, draw_samples, shorten
-from pipeline.report.tallies import contract, languages, num_pages, ranked_counts, streams, without_wordlist
+from pipeline.report.tallies import (
+    contract,
+    languages,
+    num_pages,
+    ranked_counts,
+    streams,
+    toxicity_coverage,
+    toxicity_measures,
+)
 from schemas.ids import shuffle_key
 from schemas.manifest import RunFile, open_table, read_run, write_run
 from schemas.storage import Store
@@ -82,7 +90,10 @@ def test_the_tallies_are_those_of_the_crawl(run: Store) -> None:
         ("ja", 5, 5, 4500, 5),
     ]
     assert more == 0
-    assert without_wordlist(facts) == 5
+    coverage = [(row.language, row.documents, row.words, row.model, row.neither) for row in toxicity_coverage(facts)]
+    assert coverage == [("en", 32, 32, 32, 0), ("ja", 5, 0, 0, 5)]
+    measures = [(row.name, row.documents, row.words, row.counts) for row in toxicity_measures(facts)]
+    assert measures == [("obscenity", 3, 9, True), ("violence", 1, 1, False)]
     assert [stream.name for stream in streams(facts)] == ["web/heldout", "web/train"]
     assert contract(facts)["bytes_per_token"] == 20 * 950 / sum(stream.tokens for stream in streams(facts))
     assert [(count.name, count.number) for count in ranked_counts({"a": 1, "b": 3})] == [("b", 3), ("a", 1)]

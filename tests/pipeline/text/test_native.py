@@ -194,7 +194,10 @@ def test_an_error_of_the_properties_is_raised(properties: Callable[[int], object
 
 def test_other_types_are_refused() -> None:
     module = native.loaded()
-    for method in (module.Tokenizer(1, properties_of, split_neutral, {}, {}).words, module.WordSet(["a"]).may_have):
+    for method in (
+        module.Tokenizer(1, properties_of, split_neutral, {}, {}).words,
+        module.WordSet(["a"], [], []).may_have,
+    ):
         with pytest.raises(TypeError, match="expected str, got bytes"):
             method(b"text")
     with pytest.raises(ValueError, match="dialect: expected 0, 1 or 2, got 3"):
