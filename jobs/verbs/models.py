@@ -30,8 +30,8 @@ VERBS = {
     "train-classifier": "Train a quality classifier for the model store. It is measured on held-out texts.",
     "train-importance": "Train an importance model (DSIR) for the model store. It is trained on a target and a raw "
     "sample.",
-    "train-toxicity": "Train a toxicity classifier on labelled texts for the model store. It is measured by "
-    "cross-validation.",
+    "train-toxicity": "Train a toxicity classifier on labelled texts. It is measured by cross-validation and added "
+    "to the model store.",
     "derive-profiles": "Derive stop words and limits of languages from clean text.",
 }
 

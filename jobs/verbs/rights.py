@@ -16,8 +16,8 @@ from schemas.versions import open_run_to_read
 
 GROUP = "data"
 VERBS = {
-    "rights": "Print everything that a run holds of a domain, which steps saw it, and the takedown of it.",
-    "robots": "Write the robots.txt files of WARC archives to a table by host.",
+    "rights": "Print what a run holds of a domain, and its takedown. The steps that saw it are named too.",
+    "robots": "Write robots.txt files of archives to a table by host.",
 }
 SHOWN = 12
 """Number of files and of marks that are printed; JSON has all of them."""

@@ -117,7 +117,7 @@ class TrainToxicityConfig(Section):
 
 
 @dataclass(frozen=True)
-class Example:
+class TrainingExample:
     """A labelled text."""
 
     text: str
@@ -129,12 +129,12 @@ class Example:
     group: bytes
 
 
-def read_examples(config: TrainToxicityConfig) -> list[Example]:
+def read_examples(config: TrainToxicityConfig) -> list[TrainingExample]:
     """Read all texts, without texts that are repeated in a language.
 
     Raises ConfigError if a file cannot be read, or has no text, and ContractError if a line is wrong.
     """
-    found: dict[tuple[str, str], Example] = {}
+    found: dict[tuple[str, str], TrainingExample] = {}
     for origin, data in enumerate(config.data):
         before = len(found)
         for example in _read(data, origin):
@@ -146,7 +146,7 @@ def read_examples(config: TrainToxicityConfig) -> list[Example]:
     return list(found.values())
 
 
-def _read(data: LabelledTexts, origin: int) -> Iterator[Example]:
+def _read(data: LabelledTexts, origin: int) -> Iterator[TrainingExample]:
     try:
         raw = Path(data.path).read_bytes()
         content = gzip.decompress(raw) if raw[:2] == b"\x1f\x8b" else raw
@@ -172,11 +172,11 @@ def _read(data: LabelledTexts, origin: int) -> Iterator[Example]:
             continue
         toxic = int(bool(labels & set(data.toxic)))
         hate = NEITHER if data.ordinary else MISSING if data.hate is None else int(bool(labels & set(data.hate)))
-        yield Example(text, language, origin, (toxic, hate), f"{language}:{group}".encode())
+        yield TrainingExample(text, language, origin, (toxic, hate), f"{language}:{group}".encode())
 
 
 @dataclass(frozen=True)
-class Fit:
+class LabelWeights:
     """The weights of one label and its bias by language."""
 
     weights: Floats
@@ -218,7 +218,7 @@ def train_toxicity(config: TrainToxicityConfig, out: str, models: ModelsConfig |
     return commit_model(path, content, clock, models)
 
 
-def _with_enough(examples: list[Example], config: TrainToxicityConfig) -> list[Example]:
+def _with_enough(examples: list[TrainingExample], config: TrainToxicityConfig) -> list[TrainingExample]:
     """Return the examples of the languages that have enough labelled texts of both kinds."""
     labelled = [example for example in examples if not config.data[example.origin].ordinary]
     counts = Counter(example.language for example in labelled)
@@ -255,7 +255,7 @@ class _Matrix:
     names: tuple[str, ...]
 
 
-def _matrix(texts: Sequence[Sequence[str]], examples: Sequence[Example], buckets: int) -> _Matrix:
+def _matrix(texts: Sequence[Sequence[str]], examples: Sequence[TrainingExample], buckets: int) -> _Matrix:
     names = tuple(sorted({example.language for example in examples}))
     sentences = [[text[start:end] for start, end in sentence_spans(text)] for (text,) in texts]
     owners = np.repeat(np.arange(len(examples)), [len(found) for found in sentences])
@@ -268,7 +268,7 @@ def _matrix(texts: Sequence[Sequence[str]], examples: Sequence[Example], buckets
     )
 
 
-def _sparse(texts: Sequence[Sequence[str]], examples: Sequence[Example], buckets: int) -> Any:
+def _sparse(texts: Sequence[Sequence[str]], examples: Sequence[TrainingExample], buckets: int) -> Any:
     import scipy.sparse
 
     # The parts of all texts of a language are counted in one go: a text has few n-grams, and calls would dominate.
@@ -288,7 +288,7 @@ def _sparse(texts: Sequence[Sequence[str]], examples: Sequence[Example], buckets
     return scipy.sparse.diags(1 / np.sqrt(totals)).dot(counts).tocsr()
 
 
-def _example_weights(examples: Sequence[Example], config: TrainToxicityConfig) -> Floats:
+def _example_weights(examples: Sequence[TrainingExample], config: TrainToxicityConfig) -> Floats:
     """Return a weight for each example: toxic and other texts of a set of one language weigh the same in sum.
 
     A set of one language weighs as much as its number of texts, at most `max_set_weight`.
@@ -303,7 +303,7 @@ def _example_weights(examples: Sequence[Example], config: TrainToxicityConfig) -
     return np.array(weights)
 
 
-def _fit(matrix: _Matrix, truth: Ints, weights: Floats, chosen: Ints, config: TrainToxicityConfig) -> Fit:
+def _fit(matrix: _Matrix, truth: Ints, weights: Floats, chosen: Ints, config: TrainToxicityConfig) -> LabelWeights:
     """Train one label on the chosen examples."""
     rows = matrix.rows[chosen]
     columns = np.flatnonzero(np.bincount(rows.indices, minlength=config.buckets) >= config.min_rows)
@@ -326,16 +326,16 @@ def _fit(matrix: _Matrix, truth: Ints, weights: Floats, chosen: Ints, config: Tr
     all_weights[columns] = found[:-num]
     present = {matrix.names[number] for number in np.unique(languages[truth[chosen] == 1])}
     biases = {name: float(found[len(columns) + number]) for number, name in enumerate(matrix.names) if name in present}
-    return Fit(all_weights, biases)
+    return LabelWeights(all_weights, biases)
 
 
-def _fold_of(examples: Sequence[Example], folds: int, grouped: bool) -> Ints:
+def _fold_of(examples: Sequence[TrainingExample], folds: int, grouped: bool) -> Ints:
     keys = [example.group if grouped else f"{example.language}:{example.text}".encode() for example in examples]
     return np.array([shuffle_key(0, key) % folds for key in keys])
 
 
 def _cross_validated(
-    matrix: _Matrix, truth: Ints, weights: Floats, examples: Sequence[Example], config: TrainToxicityConfig
+    matrix: _Matrix, truth: Ints, weights: Floats, examples: Sequence[TrainingExample], config: TrainToxicityConfig
 ) -> dict[str, Floats]:
     """Return the highest probability of a sentence of each example, by a model that was not trained on its fold.
 
@@ -359,7 +359,7 @@ def _cross_validated(
 
 
 def _figures(
-    out_of_fold: Mapping[str, Floats], truth: Ints, examples: Sequence[Example], config: TrainToxicityConfig
+    out_of_fold: Mapping[str, Floats], truth: Ints, examples: Sequence[TrainingExample], config: TrainToxicityConfig
 ) -> dict[str, Any]:
     """Return the threshold of each language, and the figures of each set and language at this threshold."""
     ordinary = np.array([config.data[example.origin].ordinary for example in examples])
@@ -438,7 +438,7 @@ def _share(flags: Flags) -> float | None:
     return _rounded(float(flags.mean())) if len(flags) else None
 
 
-def _described(data: LabelledTexts, examples: Sequence[Example], number: int) -> dict[str, Any]:
+def _described(data: LabelledTexts, examples: Sequence[TrainingExample], number: int) -> dict[str, Any]:
     """Return what the card says about a file of texts."""
     mine = [example for example in examples if example.origin == number]
     return {

@@ -87,6 +87,8 @@ def test_the_columns_of_the_tables() -> None:
     assert types == {
         ("documents", "contamination"): pa.int32(),
         ("templates", "contamination"): pa.int32(),
+        ("documents", "toxic_word_counts"): pa.int32(),
+        ("templates", "toxic_word_counts"): pa.int32(),
         ("scores", "classifier_scores"): pa.float32(),
         ("scores", "importance"): pa.float32(),
         ("clean", "pii_counts"): pa.int32(),

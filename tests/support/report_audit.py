@@ -73,6 +73,11 @@ AUDITED: dict[str, Any] = {
 }
 """Figures of the manifest of `audit`; all of its numbers differ, and are larger than the synthetic crawl."""
 FIGURES: dict[str, dict[str, Any]] = {
+    "documents": {
+        "toxicity_by": {"en/words and model": 32, "ja/none": 5},
+        "toxic_documents": {"violence": 1, "obscenity": 3},
+        "toxic_words": {"violence": 1, "obscenity": 9},
+    },
     "clusters": {"joined_documents": 13, "layout": {"bands": 14, "rows": 8}},
     "audit": AUDITED,
 }

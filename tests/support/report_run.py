@@ -294,9 +294,6 @@ def commit_table(run: Store, name: str, tables: Tables, digests: Mapping[str, st
     toxicity = ToxicityConfig()
     configs = {
         "documents": {
-            "toxicity_by": {"en/words and model": 32, "ja/none": 5},
-            "toxic_documents": {"violence": 1, "obscenity": 3},
-            "toxic_words": {"violence": 1, "obscenity": 9},
             "toxicity": toxicity.content(),
         },
         "verdicts": {"toxicity": toxicity.decisions()},
