@@ -93,7 +93,7 @@ def is_allowed(licence: str, allowed: Collection[str]) -> bool:
     """Return True if a licence is one of the allowed ones or a version of one: CC-BY-4.0 of CC-BY, not CC-BY-SA."""
     name = licence.upper()
     stems = [own.upper() for own in allowed]
-    return any(name == stem or (name.startswith(f"{stem}-") and name[len(stem) + 1].isdigit()) for stem in stems)
+    return any(name == stem or (name.startswith(f"{stem}-") and name[len(stem) + 1 :][:1].isdigit()) for stem in stems)
 
 
 _DECISIONS: dict[str, Callable[[RightsConfig, Batch], Mask]] = {
