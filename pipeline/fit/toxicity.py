@@ -186,20 +186,17 @@ class LabelWeights:
 def train_toxicity(config: TrainToxicityConfig, out: str, models: ModelsConfig | None) -> dict[str, Any]:
     """Train a model, write it with its manifest to the folder `out`, add it to the store, and return the manifest."""
     clock = Clock()
-    examples = _with_enough(read_examples(config), config)
-    matrix = _matrix([[example.text] for example in examples], examples, config.buckets)
-    weights = _example_weights(examples, config)
+    prepared = _prepare(config)
+    examples = prepared.examples
     thresholds: dict[str, dict[str, dict[str, float]]] = {}
     columns: dict[str, npt.NDArray[np.int8]] = {}
     scales: dict[str, float] = {}
     figures: dict[str, Any] = {}
-    for number, label in enumerate(LABELS):
-        truth = np.array([example.labels[number] for example in examples])
-        chosen = np.flatnonzero(truth != MISSING)
-        out_of_fold = _cross_validated(matrix, truth, weights, examples, config)
-        fit = _fit(matrix, truth, weights, chosen, config)
+    for label in LABELS:
+        truth = prepared.truth(label)
+        fit = _fit(prepared, truth, np.flatnonzero(truth != MISSING), config)
         columns[label], scales[label] = quantized(fit.weights)
-        figures[label] = _figures(out_of_fold, truth, examples, config)
+        figures[label] = _figures(_cross_validated(prepared, truth, config), truth, examples, config)
         for language, bias in sorted(fit.biases.items()):
             threshold = figures[label]["languages"][language]["threshold"]
             thresholds.setdefault(language, {})[label] = {"bias": bias, "threshold": threshold}
@@ -216,6 +213,35 @@ def train_toxicity(config: TrainToxicityConfig, out: str, models: ModelsConfig |
         "figures": figures,
     }
     return commit_model(path, content, clock, models)
+
+
+def out_of_fold(config: TrainToxicityConfig, label: str) -> tuple[list[TrainingExample], Floats]:
+    """Return the training texts, and the probability of a label for each by a model that was trained without its fold.
+
+    The probability is that of the text's most toxic sentence; NaN where the label is missing.
+    """
+    prepared = _prepare(config)
+    return prepared.examples, _cross_validated(prepared, prepared.truth(label), config)["texts"]
+
+
+@dataclass(frozen=True)
+class _Prepared:
+    """The examples of a training, their n-grams, and the weight of each."""
+
+    examples: list[TrainingExample]
+    matrix: "_Matrix"
+    weights: Floats
+
+    def truth(self, label: str) -> Ints:
+        """Return 1, 0 or MISSING for each example."""
+        number = LABELS.index(label)
+        return np.array([example.labels[number] for example in self.examples])
+
+
+def _prepare(config: TrainToxicityConfig) -> _Prepared:
+    examples = _with_enough(read_examples(config), config)
+    matrix = _matrix([[example.text] for example in examples], examples, config.buckets)
+    return _Prepared(examples, matrix, _example_weights(examples, config))
 
 
 def _with_enough(examples: list[TrainingExample], config: TrainToxicityConfig) -> list[TrainingExample]:
@@ -303,8 +329,9 @@ def _example_weights(examples: Sequence[TrainingExample], config: TrainToxicityC
     return np.array(weights)
 
 
-def _fit(matrix: _Matrix, truth: Ints, weights: Floats, chosen: Ints, config: TrainToxicityConfig) -> LabelWeights:
+def _fit(prepared: _Prepared, truth: Ints, chosen: Ints, config: TrainToxicityConfig) -> LabelWeights:
     """Train one label on the chosen examples."""
+    matrix, weights = prepared.matrix, prepared.weights
     rows = matrix.rows[chosen]
     columns = np.flatnonzero(np.bincount(rows.indices, minlength=config.buckets) >= config.min_rows)
     rows = rows[:, columns].tocsr()
@@ -334,19 +361,18 @@ def _fold_of(examples: Sequence[TrainingExample], folds: int, grouped: bool) -> 
     return np.array([shuffle_key(0, key) % folds for key in keys])
 
 
-def _cross_validated(
-    matrix: _Matrix, truth: Ints, weights: Floats, examples: Sequence[TrainingExample], config: TrainToxicityConfig
-) -> dict[str, Floats]:
+def _cross_validated(prepared: _Prepared, truth: Ints, config: TrainToxicityConfig) -> dict[str, Floats]:
     """Return the highest probability of a sentence of each example, by a model that was not trained on its fold.
 
     `texts` divides texts at random; `groups` keeps the texts of a group in one fold. NaN where the label is missing.
     """
+    matrix, examples = prepared.matrix, prepared.examples
     results = {}
     for name, grouped in (("texts", False), ("groups", True)):
         fold = _fold_of(examples, config.folds, grouped)
         found = np.full(len(examples), np.nan)
         for number in range(config.folds):
-            fit = _fit(matrix, truth, weights, np.flatnonzero((fold != number) & (truth != MISSING)), config)
+            fit = _fit(prepared, truth, np.flatnonzero((fold != number) & (truth != MISSING)), config)
             biases = np.array([fit.biases.get(name, np.nan) for name in matrix.names])
             mine = np.flatnonzero(fold[matrix.owners] == number)
             margins = matrix.pieces[mine] @ fit.weights + biases[matrix.languages[matrix.owners[mine]]]

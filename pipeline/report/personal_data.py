@@ -30,8 +30,8 @@ class PersonalData:
     languages: list[Count]
     """Replaced values by language."""
     sources: list[SourceShare]
-    documents: int
-    """Kept documents with a replaced value."""
+    documents: int | None
+    """Kept documents with a replaced value; None in a run of an earlier version, which did not count them."""
     dropped: int
     """Documents that the limits of the stage dropped."""
     names_kept: list[Count]
@@ -51,6 +51,7 @@ def personal_data(facts: RunFacts) -> PersonalData:
     with_any: Mapping[str, int] = figures.get("pii_documents", {})
     kept: Mapping[str, int] = figures.get("kept_documents", {})
     values: Mapping[str, int] = figures.get("pii_sources", {})
+    is_counted = bool(values) or not figures.get("pii")
     dropped = facts.tables["clean"].content.counts.dropped if "clean" in facts.tables else {}
     return PersonalData(
         types=ranked_counts(figures.get("pii", {})),
@@ -58,9 +59,9 @@ def personal_data(facts: RunFacts) -> PersonalData:
         sources=[
             SourceShare(name, with_any.get(name, 0), with_any.get(name, 0) / kept[name], values.get(name, 0))
             for name in sorted(kept)
-            if kept[name]
+            if kept[name] and is_counted
         ],
-        documents=sum(with_any.values()),
+        documents=sum(with_any.values()) if is_counted else None,
         dropped=sum(dropped.get(f"{PII.name}/{reason}", 0) for reason in PII.reasons),
         names_kept=ranked_counts(figures.get("names_kept", {})),
         replacement=facts.settings(PII.name).get("replacement", "type"),
