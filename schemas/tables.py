@@ -166,13 +166,10 @@ DOCUMENTS = pa.schema(
         field("toxic_sentences", pa.int32(), "sentences that the classifier takes for toxic or hateful", "sentences"),
         field("toxic_share", pa.float32(), "share of the text in sentences taken for toxic", "0..1"),
         field("hateful_share", pa.float32(), "share of the text in sentences taken for hateful", "0..1"),
+        field("toxic_cut_share", pa.float32(), "share of the text that was cut as toxic sentences", "0..1"),
+        field("toxicity_by", pa.string(), "what measured toxicity: words, model, words and model, or none"),
         field(
-            "toxic_cut_share", pa.float32(), "share of the text that was cut as toxic sentences; null: no cuts", "0..1"
-        ),
-        field(
-            "toxicity_by",
-            pa.string(),
-            "what measured toxicity in the document's language: words, model, words and model, or none",
+            "groups", pa.list_(pa.string()), "its groups in the bias audit, such as dialect/scots; null: not measured"
         ),
         field("contamination", entries_of(pa.int32()), "n-grams shared with each evaluation set", "n-grams"),
         field(
@@ -338,11 +335,7 @@ VERDICTS = pa.schema(
     [
         DOC_ID,
         field("perplexity_bucket", pa.string(), "head, middle or tail of its language; `all` without a model"),
-        field(
-            "marks",
-            pa.list_(pa.string()),
-            "`stage/reason` of each limit that a document is beyond, of stages that mark and do not drop; null: none",
-        ),
+        field("marked_by", pa.list_(pa.string()), "`stage/reason` of each limit that only marks; null: none"),
         *VERDICT,
     ]
 )
@@ -572,12 +565,7 @@ TABLES: Mapping[str, Table] = {
             measured_again=True,
         ),
         Table("clean", "The text of every survivor, personal data replaced", "survivor", CLEAN),
-        Table(
-            name="personal_data",
-            meaning="The type and place of every replacement of personal data, without values",
-            rows="other",
-            schema=PERSONAL_DATA,
-        ),
+        Table("personal_data", "The type and place of every replacement, without values", "other", PERSONAL_DATA),
         Table("tokenizer", "Model file and contract of the tokenizer", "other", ids=()),
         Table(
             name="tokens",

@@ -6,13 +6,11 @@ It runs after the language stage, and on documents that the language stage drops
 from collections.abc import Mapping
 from typing import Literal
 
-import pyarrow as pa
 from pydantic import Field
 
 from pipeline.bias.groups import BUILT_IN, COUNTRY, DIALECT, IDENTITY, PAGE, TOPIC, GroupFinder, country_of, read_groups
 from pipeline.engine.stage import PerDocument, Row, RowFunction
 from schemas.config import Section, decision, location
-from schemas.tables import field as column
 
 SHIPPED = "builtin"
 GROUPS = "groups"
@@ -85,10 +83,5 @@ BIAS = PerDocument(
     make=make_bias,
     models=model_files,
     after_drops=True,
-    columns=(
-        column(
-            GROUPS, pa.list_(pa.string()), "its groups in the bias audit, such as dialect/scots; null: not measured"
-        ),
-    ),
 )
 """The stage of groups."""

@@ -440,7 +440,7 @@ def ship_models(spark: SparkSession, paths: Sequence[str]) -> None:
         key = (str(context.applicationId), path)
         if key not in _SHIPPED:
             # A copy, so that workers that start later get the same bytes.
-            context.addFile(shutil.copyfile(path, os.path.join(folder, _shipped_name(path))))
+            context.addFile(shutil.copy(path, os.path.join(folder, _shipped_name(path))))
             _SHIPPED[key] = now
         elif _SHIPPED[key] != now:
             raise ConfigError(

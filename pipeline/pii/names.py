@@ -90,7 +90,7 @@ class NameFinder:
         if pipeline is None or not text:
             return NO_NAMES
         if self._windows is None:
-            read = [text[start : start + READ_CHARS] for start in range(0, len(text), READ_CHARS)]
+            read = _pieces(text)
             small = find_candidates(text).small_words
         else:
             windows = find_windows(text, self._windows, self._persons_only)
@@ -104,6 +104,17 @@ class NameFinder:
                     types |= dict.fromkeys(_parts_of(entity.text), kind)
         last_names = {name.rpartition(" ")[2]: kind for name, kind in types.items() if kind == "person" and " " in name}
         return Names({name: kind for name, kind in last_names.items() if _is_distinctive(name, small)} | types)
+
+
+def _pieces(text: str) -> list[str]:
+    """Return a text in pieces of at most READ_CHARS characters that end where a word does."""
+    pieces = []
+    while len(text) > READ_CHARS:
+        end = max(text.rfind("\n", 1, READ_CHARS), text.rfind(" ", 1, READ_CHARS))
+        end = end if end > 0 else READ_CHARS
+        pieces.append(text[:end])
+        text = text[end:]
+    return [*pieces, text]
 
 
 def _parts_of(found: str) -> list[str]:

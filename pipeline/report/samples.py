@@ -8,6 +8,7 @@ replaced.
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +18,7 @@ import pyarrow.parquet as pq
 from pipeline.engine.stage import EVERY, Row
 from pipeline.models import ModelsConfig, ensure_model
 from pipeline.pii.stage import NER, PiiConfig, Redactor, model_files, name_finder
+from pipeline.pii.types import DEFAULT_TYPES, TYPE_NAMES
 from pipeline.report.corpus import OTHER_LANGUAGES, WORDS, CorpusCounts, Kept, limited_columns
 from pipeline.report.facts import RunFacts
 from pipeline.report.judged import Floats, JudgedPart, choose_parts, read_judged
@@ -320,18 +322,32 @@ def _kept_sample(row: Row, text: Row, redactor: Redactor) -> KeptSample:
 
 
 def redactor_of(facts: RunFacts) -> Redactor:
-    """Return a redactor that replaces all types of personal data, even types that the run did not replace.
+    """Return a redactor that replaces the default types of personal data and all that a section of the run names.
 
-    Names are replaced only if the run used a model that recognizes names.
+    Names are replaced only if the run used a model that recognizes names, whichever source has the model.
     """
-    if not any(name.startswith(NER) for name in facts.models("pii")):
-        return Redactor()
-    given = {name: value for name, value in facts.recipe.get("pii", {}).items() if name.startswith("ner_")}
-    config = PiiConfig.model_validate(given)
+    sections = _pii_sections(facts.recipe)
+    types = tuple(name for name in TYPE_NAMES if any(name in own.get("types", ()) for own in sections))
+    types = tuple(dict.fromkeys((*DEFAULT_TYPES, *types)))
+    used = (name for table in facts.tables.values() for name in table.content.models)
+    if not any(f"pii/{NER}" in name for name in used):
+        return Redactor(types)
+    given: dict[str, Any] = {"ner_models": {}, "ner_types": []}
+    for own in sections:
+        given["ner_models"] |= own.get("ner_models", {})
+        given["ner_types"] += own.get("ner_types", ["person"] if own.get("ner_models") else [])
+    config = PiiConfig.model_validate(given | {"ner_types": list(dict.fromkeys(given["ner_types"]))})
     cache = {name: value for name, value in facts.recipe.get("models", {}).items() if name == "cache"}
     store = ModelsConfig.model_validate(cache | {"offline": True})
     paths = {name: str(ensure_model(model, store).path) for name, model in model_files(config).items()}
-    return Redactor(finder=name_finder(config, paths))
+    return Redactor(types, name_finder(config, paths))
+
+
+def _pii_sections(recipe: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Return the sections `[pii]` of a recipe: that of the run and those that a source has for itself."""
+    sources = recipe.get("source", ())
+    own = [source for source in (sources if isinstance(sources, list) else [sources]) if isinstance(source, Mapping)]
+    return [section for section in (recipe.get("pii"), *(source.get("pii") for source in own)) if section]
 
 
 def _texts(

@@ -178,7 +178,7 @@ def _rule(kind: str, value: str) -> Rule | None:
         if not value:  # an empty pattern matches nothing
             return None
         return Rule(normalized(value if value[0] in "/*" else f"/{value}"), kind)
-    first, _, rest = value.partition(" ")
+    first, _, rest = " ".join(value.split(None, 1)).partition(" ")
     if kind == TDM:
         return Rule(normalized(rest.strip()), kind, first) if first in ("0", "1") and rest.strip() else None
     if first.startswith(("/", "*")):

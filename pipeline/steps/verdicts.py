@@ -379,7 +379,7 @@ def rows_of(
     for number, (row, check, value, limit) in enumerate(zip(facts, first.tolist(), values, limits)):
         chars = row.pop("body_chars")
         if marking:
-            row["marks"] = [name for at, name in marking if judgement.broken[at, number]] or None
+            row["marked_by"] = [name for at, name in marking if judgement.broken[at, number]] or None
         if check != KEPT:
             stage, broken = named[check]
             numbers = _or_none(value), _or_none(limit)
@@ -422,7 +422,7 @@ def count_verdict(row: Row, chars: int, books: DropCounter) -> None:
         books.tally("kept_language_chars", language, chars)
         books.tally("kept_sources", source)
         books.tally("kept_source_chars", source, chars)
-        for mark in row.get("marks") or ():
+        for mark in row.get("marked_by") or ():
             books.tally("marked", mark)
 
 

@@ -268,10 +268,11 @@ def build_templates(build: StepContext) -> dict[str, TableResult]:
 def measured_again(stages: tuple[PerDocument, ...]) -> tuple[PerDocument, ...]:
     """Return the stages that measure a text: those of the step `documents` after the language, in order.
 
-    The language is not measured again, as it is not in `repeats`; nor is what depends on the URL alone.
+    The language and the groups of the bias audit are not measured again; nor is what depends on the URL alone.
     """
     names = [stage.name for stage in stages]
-    return tuple(stage for stage in stages[names.index(LANGUAGE.name) + 1 :] if stage.reads_text)
+    later = stages[names.index(LANGUAGE.name) + 1 :]
+    return tuple(stage for stage in later if stage.reads_text and not stage.after_drops)
 
 
 def large_hosts(build: StepContext, tasks: list[TemplatesTask]) -> DataFrame:

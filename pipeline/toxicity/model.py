@@ -170,7 +170,10 @@ def load_toxicity(path: str, where: str) -> ToxicityModel:
         )
     labels = {label for values in header["languages"].values() for label in values}
     sizes = {len(column) for column in columns.values()}
-    if labels - columns.keys() or len(sizes) != 1 or any(size & (size - 1) for size in sizes):
+    numbers = [own for values in header["languages"].values() for own in values.values()]
+    is_whole = labels <= header["scales"].keys() and all({"bias", "threshold"} <= own.keys() for own in numbers)
+    is_power = len(sizes) == 1 and all(size > 1 and not size & (size - 1) for size in sizes)
+    if labels - columns.keys() or not is_whole or not is_power:
         raise ConfigError(
             f"{where}: expected a column of weights for each label, as many as a power of 2, got {sorted(columns)} of "
             f"{sorted(sizes)} in {path}. Train the model again with `penstock train-toxicity`."

@@ -6,7 +6,8 @@ from pipeline.text.spans import Span
 
 MAX_SENTENCE = 400
 """Maximum length of a sentence; a longer one is divided at spaces [code points]."""
-_END = re.compile(r"[.!?…]+[\"'»”’)\]]*\s+|[。！？｡।۔]+[\"'»”’」』）]*\s*|\n+\s*")
+# A run of signs is matched once, at its first one, and its quantifiers are possessive: the time is linear.
+_END = re.compile(r"(?<![.!?…])[.!?…]++[\"'»”’)\]]*+\s++|(?<![。！？｡।۔])[。！？｡।۔]++[\"'»”’」』）]*+\s*+|\n++\s*+")
 
 
 def sentence_spans(text: str) -> list[Span]:

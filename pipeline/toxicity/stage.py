@@ -44,8 +44,8 @@ class ToxicityConfig(Section):
     violence, and other, for files without sections. Words of violence are in every report of a crime."""
     action: Action = "drop"
     """What the limits do. `drop` drops a document beyond one. `mark` keeps it, and names the limit in the column
-    `marks` of `verdicts`. `cut_sentences` cuts each sentence with a listed word of `measures` or that the classifier
-    takes for toxic, and drops a document only beyond `max_cut_share`."""
+    `marked_by` of `verdicts`. `cut_sentences` cuts each sentence with a listed word of `measures` or that the
+    classifier takes for toxic, and drops a document only beyond `max_cut_share`."""
     max_word_share: float | None = decision(0.01, ge=0, le=1)
     """Maximum share of the text's words that are on the list; of its characters in languages without spaces. Default:
     the English cut-off of ROOTS (Laurençon et al. 2022, arXiv 2303.03915); None measures without dropping."""
@@ -100,12 +100,17 @@ class ToxicityConfig(Section):
                 f"{names}: expected at least one word list, got none. Set toxicity.wordlists, or remove {names}."
             )
         cutting = self.action == "cut_sentences"
-        dropping = {*listed, *(n for n in ("max_score", "max_toxic_share", "max_hateful_share") if getattr(self, n))}
+        by_score = ("max_score", "max_toxic_share", "max_hateful_share")
+        dropping = {*listed, *(name for name in by_score if getattr(self, name) is not None)}
         if (cutting and dropping) or (not cutting and "max_cut_share" in given):
             name = min(dropping) if cutting else "max_cut_share"
             raise ValueError(
                 f"{name}: expected a limit that applies with action = {self.action!r}, got {getattr(self, name)}. "
                 f"Remove toxicity.{name}, or set another toxicity.action."
+            )
+        if cutting and not self.wordlists and self.classifier is None:
+            raise ValueError(
+                "action: expected word lists or a classifier with cut_sentences, got neither. Set toxicity.classifier."
             )
         missing = sorted(k for k, v in self.wordlists.items() if v == BUILT_IN and k not in LANGUAGES)
         if missing:
@@ -178,6 +183,12 @@ def load_classifiers(config: ToxicityConfig, models: Mapping[str, str]) -> Class
                 "of its own. Remove toxicity.classifier_label."
             )
         return load_toxicity(path, "toxicity.classifier"), None
+    shares = [name for name in ("max_toxic_share", "max_hateful_share") if getattr(config, name) is not None]
+    if shares:
+        raise ConfigError(
+            f"toxicity.{shares[0]}: expected a classifier of sentences, got {path}, a fastText model of whole texts. "
+            "Set toxicity.max_score in its place."
+        )
     if config.classifier_label is None:
         raise ConfigError(
             f"toxicity.classifier_label: expected the label of a fastText model, got none for {path}. "

@@ -52,6 +52,7 @@ WITHOUT_DATA = {
     "models": "prints the store of this machine",
     "settings": "prints the code's own settings",
     "train-importance": "prints counts",
+    "train-toxicity": "prints figures of sets that the settings name",
     "train-lm": "prints the size of the model",
     "train-classifier": "prints scores",
     "derive-profiles": "prints names of languages",

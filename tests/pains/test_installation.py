@@ -21,6 +21,7 @@ from schemas.ids import canonical_json
 from schemas.manifest import make_manifest
 from schemas.tokens import open_dataset
 from tests.docs.test_commands import PAGES, blocks, command_lines, complaint
+from tests.pipeline.pii.test_national_ids import EXAMPLES
 from tests.pipeline.pii.test_stage import FOUND
 from tests.support.paths import ROOT
 from tests.support.tiny_dataset import make_tiny_dataset
@@ -95,7 +96,7 @@ def test_personal_data_is_replaced_as_the_pages_say() -> None:
     recipe = read_recipe("web", ['source.paths=["pages/*.warc.gz"]'])
     (clean,) = [step for step in steps_for(recipe) if step.name == "clean"]
     assert PII in clean.stages
-    assert {kind for kind, _, _ in FOUND} == set(DEFAULT_TYPES)
+    assert {kind for kind, _, _ in FOUND} | set(EXAMPLES) == set(DEFAULT_TYPES)
     assert f"{len(DEFAULT_TYPES)} types" in PAGES["docs/comparison.md"]
     left = [text for kind, text, expected in FOUND if penstock.redact(text, language="en") != expected]
     assert left == []

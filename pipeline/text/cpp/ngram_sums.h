@@ -10,7 +10,7 @@ public:
     // `weights` are the bytes of signed 8-bit numbers, `labels` for each bucket; the number of buckets is a power of 2.
     NgramSums(PyObject* properties, PyObject* weights, int labels, int max_n)
         : properties_(properties), weights_(weights), labels_(labels), max_n_(max_n) {
-        if (!PyBytes_Check(weights) || labels < 1 || max_n < 1 || PyBytes_GET_SIZE(weights) < labels * 2) {
+        if (!PyBytes_Check(weights) || labels < 1 || max_n < 1 || PyBytes_GET_SIZE(weights) / 2 < labels) {
             PyErr_SetString(PyExc_ValueError, "n-gram sums: expected weights of two buckets or more, got fewer. Pass bytes.");
             throw PythonError();
         }

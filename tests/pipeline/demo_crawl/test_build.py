@@ -369,7 +369,7 @@ def test_the_checks_reject_invalid_values() -> None:
 def test_toxic_pages_contain_enough_words_of_the_list(
     planted: list[dict[str, Any]], rows: dict[Position, tuple[Row, Drop | None]]
 ) -> None:
-    wordlist = (ROOT / "pipeline" / "wordlists" / "en.txt").read_text("utf-8").split("\n")
+    wordlist = (ROOT / "pipeline" / "toxicity" / "lists" / "en.txt").read_text("utf-8").split("\n")
     assert set(DEMO_TOXIC_WORDS) <= set(wordlist)
     for line in planted:
         if line["kind"] == "toxic":

@@ -143,6 +143,12 @@ def test_sentences_are_the_whole_text(text: str) -> None:
     assert all(0 < end - start <= MAX_SENTENCE for start, end in spans if not text[start:end].isspace())
 
 
+@pytest.mark.parametrize("unit", [".", "...x", "。", "\n", ".'", "! ", ". "])
+def test_a_megabyte_is_divided_in_linear_time(unit: str) -> None:
+    text = unit * (1_000_000 // len(unit)) + "x"
+    assert sum(end - start for start, end in sentence_spans(text)) == len(text)
+
+
 def test_long_sentences_are_divided_at_spaces() -> None:
     text = "word " * 200
     assert all(text[end - 1] == " " for _, end in sentence_spans(text))

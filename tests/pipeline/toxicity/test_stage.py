@@ -207,6 +207,9 @@ def test_settings_that_do_not_suit_the_file(classifier: str, sentences: str) -> 
     config = ToxicityConfig(classifier=sentences, classifier_label="__label__toxic")
     with pytest.raises(ConfigError, match=r"expected a fastText model, got .*, a model of sentences"):
         load_classifiers(config, model_files(config))
+    config = ToxicityConfig(classifier=classifier, classifier_label="__label__toxic", max_toxic_share=0.1)
+    with pytest.raises(ConfigError, match=r"max_toxic_share: expected a classifier of sentences, got .*, a fastText"):
+        load_classifiers(config, model_files(config))
     config = ToxicityConfig(classifier=classifier)
     with pytest.raises(ConfigError, match="expected the label of a fastText model, got none for"):
         load_classifiers(config, model_files(config))
@@ -223,6 +226,14 @@ def test_settings_that_do_not_suit_the_file(classifier: str, sentences: str) -> 
         (
             {"action": "cut_sentences", "max_words": 3},
             "max_words: expected a limit that applies with action = 'cut_sent",
+        ),
+        (
+            {"action": "cut_sentences", "classifier": "x", "max_toxic_share": 0.0},
+            "max_toxic_share: expected a limit that",
+        ),
+        (
+            {"action": "cut_sentences", "wordlists": {}},
+            "action: expected word lists or a classifier with cut_sentences",
         ),
         ({"max_cut_share": 0.3}, "max_cut_share: expected a limit that applies with action = 'drop', got 0.3"),
         ({"max_score": 0.5}, "max_score: expected toxicity.classifier to be set, got 0.5 without it. Set"),
