@@ -53,6 +53,7 @@ from pipeline.tokens.dataset import build_tokens
 from pipeline.tokens.streams import TOKENS
 from pipeline.tokens.train_tokenizer import TOKENIZER, build_tokenizer
 from pipeline.toxicity.stage import TOXICITY
+from pipeline.urls.stage import URLS
 from schemas.config import SEPARATOR, Recipe, Section
 from schemas.errors import ConfigError
 from schemas.manifest import Manifest, current_tables
@@ -61,6 +62,7 @@ from schemas.tables import DOCUMENTS, TABLES, VERDICT_COLUMNS
 from schemas.takedown import STAGE as TAKEDOWN
 
 MEASURED: tuple[PerDocument, ...] = (
+    URLS,  # before a stage that ends others, so that dropped documents have its columns too
     EXTRACT,
     RIGHTS,  # before a stage that ends others, so that dropped documents have marks too
     LANGUAGE,
@@ -87,6 +89,11 @@ NEEDED_SETTINGS = (
     (QUALITY.name, "cut_repeated_lines", ("repeated_lines_cut",)),
     (LINKS.name, "tables", LINKS.adds),
     (RIGHTS.name, "robots", OF_HOST),
+    (URLS.name, "block_lists", ("url_lists",)),
+    (URLS.name, "allow_list", ("url_allowed",)),
+    (URLS.name, "banned_words", ("url_banned_words",)),
+    (URLS.name, "soft_banned_words", ("url_soft_words",)),
+    (URLS.name, "banned_subwords", ("url_banned_subwords",)),
 )
 """(section, setting, columns): the columns are null in every row if the setting is empty."""
 

@@ -99,6 +99,25 @@ def web_host(url: str) -> str | None:
     return _site(parts) if parts is not None else None
 
 
+def web_address(url: str) -> tuple[str, str] | None:
+    """Return the host of a web URL in ASCII and lower case, and its path with the query as written.
+
+    The host keeps `www.` and has no port; fragment and user name are left out. The path is '' or begins with `/`, `?`
+    or a backslash. None if the text is not a web URL.
+    """
+    parts = _WEB.match(_INNER.sub("", url.strip(_CONTROLS)))
+    if parts is None:
+        return None
+    host, _, path, query, _ = parts.groups()
+    name = _full_host(host)
+    return None if name is None else (name, path if query is None else f"{path}?{query}")
+
+
+def without_www(host: str) -> str:
+    """Return a host without `www.`, `www2.` and the like before a domain of at least two labels."""
+    return _WWW.sub("", host)
+
+
 def _site(parts: re.Match[str]) -> str | None:
     """Return host and port of a matched URL, without a default port; None if one of them is not valid."""
     host, port = parts.group(1, 2)
@@ -190,6 +209,13 @@ def _has_long_host(url: str) -> bool:
 @lru_cache(maxsize=1 << 12)
 def _host(host: str) -> str | None:
     """Return the host in ASCII and lower case, without `www.` and final dots; None if it is not a valid host."""
+    name = _full_host(host)
+    return None if name is None else without_www(name)
+
+
+@lru_cache(maxsize=1 << 12)
+def _full_host(host: str) -> str | None:
+    """Return the host in ASCII and lower case, without final dots; None if it is not a valid host."""
     if host.startswith("["):
         try:
             return f"[{IPv6Address(host[1:-1]).compressed}]"
@@ -201,7 +227,7 @@ def _host(host: str) -> str | None:
     if name is None:
         return None
     name = name.rstrip(".")
-    return _WWW.sub("", name) if _HOST.match(name) else None
+    return name if _HOST.match(name) else None
 
 
 def _ascii_host(host: str) -> str | None:

@@ -177,7 +177,8 @@ def _markdown_entry(entry: Entry, numbers: Mapping[str, int]) -> Iterator[str]:
     marks = "".join(f" [{numbers[name]}]" for name in entry.origins if name in numbers).replace("[", "\\[")
     label = f"**{_markdown(entry.label)}**"
     if entry.state == MISSING:
-        yield f"{label}: *not given{' (optional)' if entry.optional else f'; add {_code(entry.key)} to the facts file'}*"
+        more = " (optional)" if entry.optional else f"; add {_code(entry.key)} to the facts file"
+        yield f"{label}: *not given{more}*"
     elif entry.state == UNUSED:
         yield f"{label}: *not applicable*"
     elif entry.head:

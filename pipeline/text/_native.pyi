@@ -88,6 +88,19 @@ class WordSet:
     def may_have(self, text: str) -> bool:
         """Return False only if a casefolded text has no such word, no such beginning, and no such pair in a row."""
 
+class UrlRules:
+    """The table of `pipeline.urls.table`, as (keys, masks, starts, shift, longest), and the words of URLs."""
+
+    def __new__(
+        cls,
+        table: tuple[object, object, object, int, int],
+        banned: Sequence[bytes],
+        soft: Sequence[bytes],
+        subwords: Sequence[bytes],
+    ) -> UrlRules: ...
+    def match(self, host: bytes, path: bytes) -> tuple[int, int, int, int]:
+        """Return what `PythonMatcher.match` returns for an address."""
+
 class NgramSums:
     """The weights of hashed n-grams of `pipeline.toxicity.model`: 8 bits for each label of each bucket."""
 

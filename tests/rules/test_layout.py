@@ -151,7 +151,7 @@ RUNS_CODE = {
     **dict.fromkeys(("cloudpickle", "dill", "joblib", "jsonpickle", "marshal", "shelve", "yaml"), ()),
     "pickle": ("pipeline.engine.tasks",),
     "xml": ("pipeline.sources.books.books", "pipeline.sources.wiki.mediawiki"),
-    "tarfile": (),
+    "tarfile": ("pipeline.urls.lists",),
     "exec": ("pipeline.recipe_stages",),
     **dict.fromkeys(("eval", "os.popen", "os.system", "torch.load", "torch.jit.load", "torch.hub.load"), ()),
     **dict.fromkeys(("allow_pickle=True", "shell=True", "weights_only=False", "trust_remote_code=True"), ()),
@@ -159,7 +159,8 @@ RUNS_CODE = {
 """Libraries, calls and arguments that run code of a file or expand its entities, and the modules that may use them.
 
 The two readers of XML refuse or never see declarations of entities; `recipe_stages` runs the functions of a recipe;
-`engine.tasks` pickles the tasks that the driver sends to its workers, in no file."""
+`engine.tasks` pickles the tasks that the driver sends to its workers, in no file; `urls.lists`
+reads members of the archives of a recipe in memory, and extracts none to a folder."""
 
 VAGUE_NAMES = {"base", "common", "helper", "helpers", "manager", "managers", "misc", "util", "utils"}
 MACHINE_PATHS = re.compile(r"(?<![\w./~})-])/(?:(?:work|root)\b|home/\w|opt/(?!spark/conf\b|decom\.sh\b)\w)")

@@ -16,6 +16,7 @@
 #include "normal.h"
 #include "pieces.h"
 #include "tokens.h"
+#include "url_rules.h"
 #include "word_set.h"
 
 namespace {
@@ -179,6 +180,37 @@ PyObject* may_have(PyObject* self, PyObject* text) {
     return guarded([&] { return PyBool_FromLong(held<WordSet>(self).may_have(text)); });
 }
 
+// Lists and words of URLs.
+
+PyObject* new_url_rules(PyTypeObject* type, PyObject* arguments, PyObject*) {
+    PyObject *keys, *masks, *starts, *banned, *soft, *subwords;
+    int shift;
+    Py_ssize_t longest;
+    if (!PyArg_ParseTuple(arguments, "(OOOin)OOO", &keys, &masks, &starts, &shift, &longest, &banned, &soft, &subwords))
+        return nullptr;
+    return hold<UrlRules>(type, [&] {
+        auto rules = std::make_unique<UrlRules>(keys, masks, starts, shift, longest);
+        rules->add(banned, 1);
+        rules->add(soft, 2);
+        rules->add_subwords(subwords);
+        return rules.release();
+    });
+}
+
+PyObject* match(PyObject* self, PyObject* const* arguments, Py_ssize_t count) {
+    char *host, *path;
+    Py_ssize_t host_size, path_size;
+    if (count != 2) return PyErr_Format(PyExc_TypeError, "match: expected 2 arguments, got %zd. Pass host and path.", count);
+    if (PyBytes_AsStringAndSize(arguments[0], &host, &host_size) < 0) return nullptr;
+    if (PyBytes_AsStringAndSize(arguments[1], &path, &path_size) < 0) return nullptr;
+    return guarded([&] {
+        const auto hits = held<UrlRules>(self).match({host, static_cast<size_t>(host_size)},
+                                                     {path, static_cast<size_t>(path_size)});
+        return tuple(PyLong_FromUnsignedLongLong(hits.mask), PyLong_FromLongLong(hits.banned),
+                     PyLong_FromLongLong(hits.soft), PyLong_FromLongLong(hits.subwords));
+    });
+}
+
 // Sums of the weights of n-grams.
 
 PyObject* new_ngram_sums(PyTypeObject* type, PyObject* arguments, PyObject*) {
@@ -305,6 +337,9 @@ PyMethodDef normal_methods[] = {{"keys", numbers<&Normal::keys>, METH_O, "The ke
                                 {nullptr, nullptr, 0, nullptr}};
 PyMethodDef word_set_methods[] = {{"may_have", may_have, METH_O, "Whether a text may have one of the words."},
                                   {nullptr, nullptr, 0, nullptr}};
+PyMethodDef url_rules_methods[] = {{"match", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(match)), METH_FASTCALL,
+                                    "The lists and words that an address has."},
+                                   {nullptr, nullptr, 0, nullptr}};
 PyMethodDef ngram_sums_methods[] = {{"sums", sums, METH_VARARGS, "The number of n-grams and the sums of their weights."},
                                     {nullptr, nullptr, 0, nullptr}};
 PyMethodDef functions[] = {{"gopher_ngrams", gopher_ngrams, METH_VARARGS, "Gopher's counts of n-grams."},
@@ -351,6 +386,7 @@ PyMODINIT_FUNC PyInit__native() {
     if (add_type<Tokenizer>(module, "pipeline.text._native.Tokenizer", new_tokenizer, tokenizer_methods) < 0 ||
         add_type<Pieces>(module, "pipeline.text._native.Pieces", new_pieces, pieces_methods) < 0 ||
         add_type<WordSet>(module, "pipeline.text._native.WordSet", new_word_set, word_set_methods) < 0 ||
+        add_type<UrlRules>(module, "pipeline.text._native.UrlRules", new_url_rules, url_rules_methods) < 0 ||
         add_type<NgramSums>(module, "pipeline.text._native.NgramSums", new_ngram_sums, ngram_sums_methods) < 0 ||
         add_type<Normal>(module, "pipeline.text._native.Normal", new_normal, normal_methods) < 0 ||
         add_constants(module) < 0) {

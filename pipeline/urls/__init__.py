@@ -1,0 +1,1 @@
+"""URL rules as signals: lists of domains and URLs, and words in URLs."""
