@@ -76,7 +76,7 @@ def _print_checker(arguments: argparse.Namespace) -> None:
 
 
 def _describe(proofs: Sequence[Proof]) -> str:
-    """Return a line for each of the first documents: its id, whether it is in the dataset, and the size of its proof."""
+    """Return a line for each of the first documents: id, presence, and size of its proof."""
     lines = [
         f"  {proof.doc_id.hex()}  {'present' if proof.is_present else 'absent'}, {len(proof.path)} hashes"
         for proof in proofs[:SHOWN]

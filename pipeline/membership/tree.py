@@ -1,6 +1,6 @@
 """The Merkle tree of a dataset version: one root for all documents, with short proofs of presence and of absence.
 
-The bits of an id are a path from the root: 0 is left, 1 is right. A part of the tree without a document is 32 zero bytes,
+An id is a path from the root: 0 is left, 1 is right. A part without a document is 32 zero bytes,
 a part with one document is that document's leaf, and any other part is a node with two children. So the root depends
 only on the set of leaves. Each id has one place, which holds its leaf or shows that it is absent: one root cannot prove
 both. Ids are digests, so a proof of n documents has about log2(n) hashes.

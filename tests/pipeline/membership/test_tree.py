@@ -46,7 +46,8 @@ def test_roots_of_small_trees_computed_by_hand() -> None:
     root, proofs = tree_of([low, middle, high], [middle, high, b"\xff" * 16, b"\x60" + bytes(15)])
     assert root == sha(b"\1", pair, of[high]).hex()
     assert proofs[middle].to_json() == {
-        "doc_id": middle.hex(), "leaf": [middle.hex(), sha(b"value", middle).hex()], "path": [of[high].hex(), of[low].hex()]
+        "doc_id": middle.hex(), "leaf": [middle.hex(), sha(b"value", middle).hex()],
+        "path": [of[high].hex(), of[low].hex()]
     }  # fmt: skip
     assert proofs[b"\xff" * 16].to_json() == {
         "doc_id": "ff" * 16, "leaf": [high.hex(), sha(b"value", high).hex()], "path": [pair.hex()]
