@@ -80,6 +80,10 @@ SUMMARIES = "summaries"
 """Folder of a run with papers about its data, by version. They name domains, so a takedown deletes them."""
 FIGURE = "takedown"
 """The key in a manifest's `figures` under which the version's `Descent` is stored."""
+MEMBERSHIP = "membership"
+"""The key in the `figures` of a dataset's manifest with its Merkle root, after a takedown with proofs."""
+ROOT = r"^[0-9a-f]{64}$"
+"""Pattern of a Merkle root."""
 REMOVED_ID = bytes(16)
 """The doc_id that replaces that of a removed document in shards and their indexes; no document has it."""
 STAGE, RULE = "takedown", "removed"
@@ -161,6 +165,15 @@ class TrainedTokenizer(_TakedownBlock):
     """Digest of the table `clean` that it was trained on; empty if the manifest of `tokenizer` names no such table."""
 
 
+class MembershipRoots(_TakedownBlock):
+    """The Merkle roots of the dataset, against which proofs show that a document was in it and no longer is."""
+
+    before: str = Field(pattern=ROOT)
+    """Root of the version before [64 hex digits]."""
+    after: str = Field(pattern=ROOT)
+    """Root of the version after [64 hex digits]."""
+
+
 class Certificate(_TakedownBlock):
     """`takedowns/<id>.json`: the removed documents and the changed tables, for third parties that check the removal."""
 
@@ -195,6 +208,8 @@ class Certificate(_TakedownBlock):
     """Optimizer steps that used the documents, and the checkpoints that existed."""
     tokenizer: TrainedTokenizer | None
     """The tokenizer, which is not trained again."""
+    membership: MembershipRoots | None = None
+    """Roots of the dataset versions before and after; None = the takedown was not asked for proofs."""
     code_version: str
     """Version of this package."""
     pyarrow_version: str
@@ -247,6 +262,11 @@ def certificate_name(identifier: str) -> str:
 def parent_name(identifier: str, table: str) -> str:
     """Return the path, relative to the run, of the manifest that a table had before a takedown."""
     return f"{TAKEDOWNS}/{identifier}/{table}.json"
+
+
+def proofs_name(identifier: str, when: str) -> str:
+    """Return the path, relative to the run, of a takedown's proofs against a root; `when`: `before` or `after`."""
+    return f"{TAKEDOWNS}/{identifier}/proofs-{when}.jsonl"
 
 
 def parse_certificate(value: Any, where: str) -> Certificate:

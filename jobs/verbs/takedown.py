@@ -40,13 +40,15 @@ from schemas.takedown import (
     TAKEDOWNS,
     Certificate,
     Effects,
+    Mode,
     OtherRun,
     certificate_name,
     parse_certificate,
+    proofs_name,
 )
 from schemas.text import printable
 from schemas.tokens import open_dataset
-from schemas.versions import attached_runs, check_own_tables
+from schemas.versions import DATASET, attached_runs, check_own_tables
 from train.takedown_replay import Span, find_effects
 
 GROUP = "join"
@@ -80,6 +82,12 @@ def add_takedown_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="delete the tokens instead of replacing them by tombstones; later tokens move, so existing checkpoints "
         "cannot resume",
+    )
+    parser.add_argument(
+        "--prove",
+        action="store_true",
+        help="write proofs that the dataset had the documents and no longer has them, which reads every shard; see "
+        "`penstock prove`",
     )
     parser.add_argument("--keep-old", action="store_true", help="keep the old files until a takedown with --drop-old")
     parser.add_argument(
@@ -116,7 +124,7 @@ def takedown_command(arguments: Arguments) -> int:
 def _check_options(arguments: Arguments, selectors: list[str]) -> None:
     """Raise ConfigError if --check or --drop-old is given with an option that it does not use."""
     alone = [f"--{name.replace('_', '-')}" for name in ("check", "drop_old") if getattr(arguments, name)]
-    names = ("compact", "keep_old", "dry_run", "with_copies")
+    names = ("compact", "prove", "keep_old", "dry_run", "with_copies")
     others = [f"--{name.replace('_', '-')}" for name in names if getattr(arguments, name)]
     others += [] if alone == ["--check"] else selectors
     if alone and (others or len(alone) > 1):
@@ -163,6 +171,8 @@ def _take_down(run: Store, request: TakedownRequest, arguments: Arguments) -> in
         names = ", ".join(certificate_name(certificate_id) for certificate_id in earlier)
         print(f"all of these documents were taken down before, see {names}; nothing to do")
         return 0
+    if arguments.prove and DATASET not in read_run(run).tables:
+        raise ConfigError(f"takedown --prove: expected a run with a dataset, got none in {run.uri}. Remove --prove.")
     selection = select_documents(run, request)
     effects = effects_of(run, selection.documents)
     kept = frozenset(selection.survivors.values())
@@ -170,9 +180,8 @@ def _take_down(run: Store, request: TakedownRequest, arguments: Arguments) -> in
     print("\n".join(_describe_selection(selection, effects, survivor_steps, arguments)), flush=True)
     if arguments.dry_run:
         return 0
-    pending = begin_takedown(
-        run, selection, "compact" if arguments.compact else "tombstones", effects, arguments.keep_old
-    )
+    mode: Mode = "compact" if arguments.compact else "tombstones"
+    pending = begin_takedown(run, selection, mode, effects, keep_old=arguments.keep_old, prove=arguments.prove)
     _finish(run, pending)
     return 0
 
@@ -303,6 +312,9 @@ def _describe_result(run: Store, certificate: Certificate) -> Iterator[str]:
         yield f"  the tokenizer {certificate.tokenizer.sha256[:12]} was trained before the takedown and is not changed"
     name = certificate_name(certificate.id)
     yield f"certificate: {run.uri}/{name}; check it with `penstock takedown {run.uri} --check {name}`"
+    if certificate.membership is not None:
+        for when, root in certificate.membership.model_dump().items():
+            yield f"root of the dataset {when}: {root}; proofs: {run.uri}/{proofs_name(certificate.id, when)}"
     yield f"its seal: {certificate.seal}; publish it, so that a changed certificate can be detected"
     if "tokens" in certificate.tables and not open_dataset(run).manifest.content.counts.rows_kept:
         yield "no document is left in the dataset, so nothing can be trained on it"

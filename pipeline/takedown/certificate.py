@@ -21,6 +21,7 @@ from pydantic import ValidationError
 from pipeline.engine.parquet import open_parquet, write_group
 from pipeline.takedown.check_result import NO_DOCUMENT, CheckResult, judge_shared_spans
 from pipeline.takedown.commit import DERIVED_FILES, unreferenced_files
+from pipeline.takedown.membership import check_membership
 from pipeline.takedown.shards import BLANK, KEPT, exact_copy
 from pipeline.takedown.tables import TEXTS, SpanFinder, columns_with_ids, documents_named, plain_schema
 from schemas.errors import ContractError
@@ -150,6 +151,7 @@ def check_certificate(run: Store, certificate: Certificate) -> CheckResult:
         try:
             if name == DATASET:
                 _check_shards(table, certificate, checked)
+                check_membership(run, table, certificate, checked)
             else:
                 _check_rows(name, table, certificate, checked)
         except (OSError, pa.ArrowException, ContractError) as error:

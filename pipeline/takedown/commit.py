@@ -19,6 +19,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pipeline.engine.finished_parts import delete_finished_parts
 from pipeline.engine.part import delete_part_results
 from pipeline.register.delta import is_own_commit
+from pipeline.takedown.membership import write_proofs
 from pipeline.takedown.rewrite import Removal, new_version, write_versions
 from pipeline.takedown.select import Selection
 from pipeline.takedown.tables import SPAN_LENGTHS, spans_per_document
@@ -86,9 +87,13 @@ class PendingTakedown(BaseModel):
     """Effects of the documents on training."""
     keep_old: bool
     """True if the old files are kept until `penstock takedown --drop-old`."""
+    prove: bool = False
+    """True if proofs of the documents against the Merkle roots of the dataset are written."""
 
 
-def begin_takedown(run: Store, selection: Selection, mode: Mode, effects: Effects, keep_old: bool) -> PendingTakedown:
+def begin_takedown(
+    run: Store, selection: Selection, mode: Mode, effects: Effects, *, keep_old: bool, prove: bool = False
+) -> PendingTakedown:
     """Write `takedowns/pending.json` and return its content; `finish_takedown` then removes the documents."""
     tables = read_run(run).tables
     digests = {name: open_table(run, name)[1].digest for name in TABLES if name in tables}
@@ -107,6 +112,7 @@ def begin_takedown(run: Store, selection: Selection, mode: Mode, effects: Effect
         digests=digests,
         effects=effects,
         keep_old=keep_old,
+        prove=prove,
     )
     run.write_atomic(PENDING_NAME, canonical_json(pending.model_dump(mode="json")))
     return pending
@@ -213,12 +219,16 @@ def _unfinished_files(run: Store) -> Iterator[str]:
 def _prepare(run: Store, pending: PendingTakedown) -> Certificate:
     """Write the new table versions and the certificate; `run.json` still names the old versions afterwards."""
     documents = frozenset(bytes.fromhex(own) for own in pending.documents)
-    removal = Removal(pending.id, pending.mode, pending.salt, documents, spans_per_document(len(documents)))
+    removal = Removal(
+        pending.id, pending.mode, pending.salt, documents, spans_per_document(len(documents)), pending.prove
+    )
     tokenizer = _tokenizer(run)
     for table in (name for name in TABLES if name in pending.tables):
         path = f"{table}/{pending.tables[table]}/{MANIFEST_NAME}"
         run.write_atomic(parent_name(pending.id, table), run.read_bytes(path))
     changes = write_versions(run, removal)
+    if removal.membership is not None:
+        write_proofs(run, pending.id, removal.membership)
     certificate = _certificate(pending, removal, changes, tokenizer)
     run.write_atomic(certificate_name(pending.id), certificate.to_bytes())
     return certificate
@@ -252,6 +262,7 @@ def _certificate(
         windows=SPAN_LENGTHS,
         effects=pending.effects,
         tokenizer=tokenizer,
+        membership=removal.membership.roots if removal.membership else None,
         code_version=version("penstock"),
         pyarrow_version=pa.__version__,
     ).sealed()

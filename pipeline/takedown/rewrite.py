@@ -23,6 +23,7 @@ from pipeline.engine.parquet import WrittenFile
 from pipeline.engine.part import PartResult, complete_part, delete_incomplete_parts
 from pipeline.engine.step import add_figures
 from pipeline.takedown.figures import Facts, counts_of, facts_of, without
+from pipeline.takedown.membership import RemovalProofs, prove_removal
 from pipeline.takedown.shards import (
     RemovedRows,
     blank_docs,
@@ -55,7 +56,16 @@ from schemas.manifest import (
 )
 from schemas.storage import Store
 from schemas.tables import TABLES, Table
-from schemas.takedown import FIGURE, Descent, FileChange, Mode, TableChange, origin_digest, positions_digest
+from schemas.takedown import (
+    FIGURE,
+    MEMBERSHIP,
+    Descent,
+    FileChange,
+    Mode,
+    TableChange,
+    origin_digest,
+    positions_digest,
+)
 from schemas.tokens import Dataset, open_dataset, shard_key
 from schemas.versions import DATASET
 
@@ -70,6 +80,10 @@ class Removal:
     documents: frozenset[bytes]
     most_traces: int
     """Maximum number of spans of a document's tokens, and of each of its texts, whose digests are recorded."""
+    prove: bool = False
+    """True = the Merkle roots of the dataset are computed, with proofs of the documents, which reads every shard."""
+    membership: RemovalProofs | None = None
+    """These proofs, once the dataset was rewritten."""
     num_tokens: dict[bytes, int] = field(default_factory=dict)
     token_traces: dict[bytes, list[SpanTrace]] = field(default_factory=dict)
     text_traces: dict[bytes, list[SpanTrace]] = field(default_factory=dict)
@@ -244,6 +258,11 @@ def _rewrite_dataset(run: Store, draft: _Draft, removal: Removal) -> None:
         for part in pool.map(partial(complete_part, draft.folder), range(len(writes)), writes):
             draft.add(part)
             removal.add_traces(part)
+    if targets:
+        draft.figures.pop(MEMBERSHIP, None)  # it is the root of the old version
+    if removal.prove:
+        removal.membership = prove_removal(dataset, removal.documents)
+        draft.figures[MEMBERSHIP] = removal.membership.after
     draft.spans = {shard_key(target.shard.stream, target.shard.number): target.spans for target in targets}
     draft.rows = sum(len(target.rows) for target in targets)
     draft.counts = _counts_of_dataset(draft, removal)

@@ -194,6 +194,11 @@ def commands(run: str, recipe: str, out: str, kept: str, dropped: str) -> dict[s
             ["takedown", run, "--url", f"{URL}/3", "--dry-run"],
             ["takedown", run, "--url", HOSTILE, "--dry-run"],
         ],
+        "prove": [
+            ["prove", run, "--url", f"{URL}/3"],
+            ["prove", run, "--url", HOSTILE],
+            ["prove", run, "--doc", HOSTILE],
+        ],
         "rights": [
             ["rights", run, "--domain", "hostile.example"],
             ["rights", run, "--domain", "hostile.example", "--json"],

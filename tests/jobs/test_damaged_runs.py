@@ -28,6 +28,7 @@ VERBS = (
     ["plan", "RUN", "--dry-run"],
     ["train", "RUN", "--dry-run"],
     ["takedown", "RUN", "--doc", DOCUMENT, "--dry-run"],
+    ["prove", "RUN", "--doc", DOCUMENT],
     ["rights", "RUN", "--domain", "b.example"],
     ["repair", "RUN", "--dry-run"],
     ["gc", "RUN", "--dry-run"],

@@ -103,6 +103,7 @@ ALONE = {
     "jobs.workers": "programs",
     "jobs.verbs": "a file for each verb, found by name",
     "pipeline.engine.watcher": "a program",
+    "pipeline.membership.check_proof": "a program that needs the standard library only",
     "pipeline.minhash": "a file for each signature family, with one interface",
     "pipeline.quality": "a file for each rule set, with one interface",
     "pipeline.steps.requirements": "settings of rooms that do not import each other",

@@ -133,6 +133,7 @@ VERBS: dict[str, tuple[str, list[str]]] = {
     "plan": ("tokens", ["plan", "RUN"]),
     "train": ("tokens", ["train", "RUN", "--dry-run"]),
     "trace": ("tokens", ["trace", "RUN", "--step", "3"]),
+    "prove": ("tokens", ["prove", "RUN", "--doc", "00" * 16]),
     "takedown": ("documents", ["takedown", "RUN", "--doc", "00" * 16]),
     "register": ("clean", ["register", "RUN", "--delta"]),
     "drop-old": ("tokens", ["takedown", "RUN", "--drop-old"]),

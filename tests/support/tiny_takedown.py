@@ -16,7 +16,7 @@ from schemas.takedown import Certificate, read_certificate
 from schemas.tokens import Dataset, open_dataset
 
 DEFAULTS: dict[str, Any] = {name: [] for name in ("domain", "url", "doc", "near")}
-DEFAULTS |= dict.fromkeys(("compact", "keep_old", "drop_old", "dry_run", "with_copies"), False) | {
+DEFAULTS |= dict.fromkeys(("compact", "keep_old", "drop_old", "dry_run", "with_copies", "prove"), False) | {
     "check": None,
     "docs": None,
 }
