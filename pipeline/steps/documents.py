@@ -148,7 +148,7 @@ def documents_part(task: DocumentsTask, retried: bool) -> PartResult:
         counter = GroupCounter()
         deciding = [stage.name for stage in task.stages if stage.reasons and stage.name != EXTRACT.name]
         with closing(rows_of_files(task, settings, output, guard, retried)) as rows:
-            for row in run_rows(rows, guard, (task.source.name, task.stages[0].name)):
+            for row in run_rows(rows, guard, (task.source.name, EXTRACT.name)):
                 check_columns(row, columns)
                 watch.see(row)
                 count_filters(row, counter, deciding)
