@@ -121,7 +121,7 @@ def read_answers(path: str | None, sources: Sequence[str]) -> FactsFile:
         )
     try:
         raw = tomllib.loads(file.read_text("utf-8"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # also a number with too many digits
         raise ConfigError(f"--facts {path}: expected TOML, got an error: {error}. Correct the file.") from error
     values: dict[str, str | tuple[str, ...]] = {}
     problems = []
@@ -133,7 +133,7 @@ def read_answers(path: str | None, sources: Sequence[str]) -> FactsFile:
             close = difflib.get_close_matches(key, names, n=1)
             problems.append(f"unknown {key}" + (f" (did you mean {close[0]}?)" if close else ""))
         elif parsed is None:
-            problems.append(f"{key} = {value!r:.100}, not {expected_form(question)}")
+            problems.append(f"{key} = {_shown(value)}, not {expected_form(question)}")
         else:
             values[key] = parsed
     answers = FactsFile(path, values, tuple(sources))
@@ -144,6 +144,13 @@ def read_answers(path: str | None, sources: Sequence[str]) -> FactsFile:
             f"{'; '.join(problems)}. Correct the file."
         )
     return answers
+
+
+def _shown(value: Any) -> str:
+    """Return a value for an error message, in at most 100 characters."""
+    if isinstance(value, int) and value.bit_length() > 300:  # Python refuses to print a number of 4,300 digits
+        return "a very large number"
+    return f"{type(value).__name__} of many values" if isinstance(value, dict | list) else f"{value!r:.100}"
 
 
 def _contradictions(answers: FactsFile) -> list[str]:

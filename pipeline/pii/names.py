@@ -148,15 +148,21 @@ def load_pipeline(path: str) -> Any:
     """Return the spaCy pipeline in a wheel or zip file, without the components that its recognizer does not need."""
     import spacy
 
-    with tempfile.TemporaryDirectory() as folder, zipfile.ZipFile(path) as archive:
-        archive.extractall(folder)
-        configs = sorted(Path(folder).rglob("config.cfg"), key=lambda file: (len(file.parts), file))
-        if not configs:
-            raise ConfigError(
-                f"pii.ner_models: expected a spaCy pipeline, got no config.cfg in {path}. "
-                "Set pii.ner_models to wheels of spaCy pipelines."
-            )
-        pipeline = spacy.load(configs[0].parent)
+    try:
+        with tempfile.TemporaryDirectory() as folder, zipfile.ZipFile(path) as archive:
+            archive.extractall(folder)
+            configs = sorted(Path(folder).rglob("config.cfg"), key=lambda file: (len(file.parts), file))
+            if not configs:
+                raise ConfigError(
+                    f"pii.ner_models: expected a spaCy pipeline, got no config.cfg in {path}. "
+                    "Set pii.ner_models to wheels of spaCy pipelines."
+                )
+            pipeline = spacy.load(configs[0].parent)
+    except (zipfile.BadZipFile, OSError, ValueError) as error:
+        raise ConfigError(
+            f"pii.ner_models: expected the wheel of a spaCy pipeline, got {path}, which cannot be loaded ({error}). "
+            "Set pii.ner_models to wheels of spaCy pipelines."
+        ) from error
     recognizers = [name for name, part in pipeline.pipeline if "doc.ents" in pipeline.get_pipe_meta(name).assigns]
     if not recognizers:
         raise ConfigError(

@@ -132,7 +132,7 @@ def read_key(path: str) -> bytes:
     if len(key) < MIN_KEY_BYTES or len(set(key)) < MIN_KEY_VALUES:
         raise ConfigError(
             f"pii.key_file: expected at least {MIN_KEY_BYTES} bytes with {MIN_KEY_VALUES} different values, got "
-            f"{len(key)} bytes with {len(set(key))}. Make a key: `openssl rand -hex 32 > {path}`."
+            f"{len(key)} bytes with {len(set(key))}. Name a new file with the output of `openssl rand -hex 32`."
         )
     return key
 

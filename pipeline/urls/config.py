@@ -44,8 +44,8 @@ class UrlsConfig(Section):
     max_banned_words: int | None = decision(0, ge=0)
     """Maximum number of different banned words in a URL; None measures only."""
     max_soft_words: int | None = decision(1, ge=0)
-    """Maximum number of different soft words in a URL. Default: RefinedWeb and FineWeb drop from 2 on (Penedo et al.
-    2023, arXiv 2306.01116; Penedo et al. 2024, arXiv 2406.17557). None measures only."""
+    """Maximum number of different soft words in a URL. Default: DCLM drops from 2 on (Li et al. 2024, arXiv
+    2406.11794). None measures only."""
     max_banned_subwords: int | None = decision(0, ge=0)
     """Maximum number of different banned sequences in a URL; None measures only."""
 
