@@ -56,5 +56,14 @@ def count_attributes(page: str, long_tag: int, /) -> tuple[int, int, int]:
 def count_formatting(page: str, /) -> int:
     """Return the number of matches of `_FORMATTING_START` of nesting.py."""
 
+def head_tags(
+    page: bytes, limits: tuple[int, int, int], marks: tuple[bytes, ...], names: tuple[bytes, ...], /
+) -> list[bytes]:
+    """Return what `head_tags_in_python` of pipeline/rights/marks.py returns.
+
+    `limits`: the maximum numbers of bytes of the page, of bytes of a tag, and of tags. A tag has one of `marks` and one
+    of `names`, in lower case.
+    """
+
 def text_between_tags(page: str, /) -> str:
     """Return what `text_between_tags_in_python` of pipeline/language.py returns."""

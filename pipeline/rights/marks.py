@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from pipeline.extract import native
 from pipeline.extract.metadata_values import licence_name
 from pipeline.rights.preferences import (
     AGENTS,
@@ -43,8 +44,10 @@ _NAMES = frozenset(("robots", "x-robots-tag", "tdm-reservation", "tdm-policy"))
 _BEFORE_END = b"\"'/"
 """Characters after which a bracket ends a tag almost always, so that quotes are not counted."""
 _WHOLE_TAG = re.compile(rb"""(?:[^"'>]++|"[^"]*+"|'[^']*+')*+>""")
-_OTHER_NAMES = tuple(name.lower().encode() for name in AGENTS if "bot" not in name.lower())
-"""Agents whose names do not contain `bot`."""
+_MARKS = (b"no", b"tdm-", b"unavailable")
+"""Texts of which a tag that declares a mark has one, in lower case."""
+_OF_NAMES = (b"bot", b"tdm-", *(name.lower().encode() for name in AGENTS if "bot" not in name.lower()))
+"""Texts of which the name of a mark has one, in lower case."""
 _ATTRIBUTE = re.compile(r"""([^\s/>="']{1,64})(?:\s{0,64}=\s{0,64}(?:"([^"]*)"?|'([^']*)'?|([^\s>"']*)))?|>""")
 _LICENCE_LINK = re.compile(r"<([^<>]{1,2000})>([^<>]{0,500})")
 _IS_LICENCE = re.compile(r";\s{0,8}rel\s{0,8}=\s{0,8}\"?[^\"]{0,100}\blicense\b", re.IGNORECASE)
@@ -113,7 +116,21 @@ def _strictest(*groups: Iterable[int | None]) -> int | None:
 
 def head_metas(page: bytes) -> list[tuple[str, str]]:
     """Return (name in lower case, content) of each meta tag of the head that declares a mark, in their order."""
-    found: list[tuple[str, str]] = []
+    return [mark for tag in head_tags(page) if (mark := _mark_of(tag)) is not None]
+
+
+def head_tags(page: bytes) -> list[bytes]:
+    """Return the attributes of each meta tag of the head that may declare a mark, in their order."""
+    if native.module is None:
+        return head_tags_in_python(page)
+    limits = (MAX_HEAD_BYTES, MAX_TAG_BYTES, MAX_TAGS)
+    tags: list[bytes] = native.loaded().head_tags(page, limits, _MARKS, _OF_NAMES)
+    return tags
+
+
+def head_tags_in_python(page: bytes) -> list[bytes]:
+    """Return the same as `head_tags`."""
+    found: list[bytes] = []
     position = 0
     for _ in range(MAX_TAGS):
         match = _IN_HEAD.search(page, position, MAX_HEAD_BYTES)
@@ -122,11 +139,9 @@ def head_metas(page: bytes) -> list[tuple[str, str]]:
         position = match.end()
         if match.lastindex == _META:
             start, position = position, _tag_end(page, position)
-            tag = page[start:position]
-            lower = tag.lower()
-            has_mark = b"no" in lower or b"tdm-" in lower or b"unavailable" in lower
-            if has_mark and _has_name(lower) and (mark := _mark_of(tag)) is not None:
-                found.append(mark)
+            lower = page[start:position].lower()
+            if any(mark in lower for mark in _MARKS) and any(name in lower for name in _OF_NAMES):
+                found.append(page[start:position])
         elif match.lastindex == _COMMENT:
             position = page.find(b"-->", position - 2, MAX_HEAD_BYTES)
         else:
@@ -135,11 +150,6 @@ def head_metas(page: bytes) -> list[tuple[str, str]]:
         if position < 0:  # a comment or script without an end extends to the end of the page
             break
     return found
-
-
-def _has_name(lower: bytes) -> bool:
-    """Return False if no attribute of a meta tag in lower case can be a name that is about rights."""
-    return b"bot" in lower or b"tdm-" in lower or any(name in lower for name in _OTHER_NAMES)
 
 
 def _tag_end(page: bytes, start: int) -> int:

@@ -1,10 +1,11 @@
 // The module `pipeline.extract._native`: the tags, texts and start tags of a page, and the words of its blocks, each
 // with one call for a page. `pipeline/extract/_native.pyi` documents the functions for Python.
 //
-// Each function returns what the Python function of blocks.py, tags.py or features.py that calls it returns without
+// Each function returns what the Python function that calls it, such as that of blocks.py, returns without
 // this module, for every page. Positions and lengths that leave a function are those of Python: bytes of the page in
 // UTF-8, or code points of a text. Unicode properties are those of the running Python.
 
+#include "head_tags.h"
 #include "markup.h"
 #include "page_scan.h"
 #include "start_tags.h"
@@ -22,6 +23,7 @@ PyMethodDef METHODS[] = {
     {"look_up", look_up, METH_VARARGS, "Return the codes of the first words of texts."},
     {"count_attributes", count_attributes, METH_VARARGS, "Return the sums of attributes of a page's tags."},
     {"count_formatting", count_formatting, METH_O, "Return the number of start tags of formatting elements."},
+    {"head_tags", head_tags, METH_VARARGS, "Return the meta tags of a page's head that may declare a mark of rights."},
     {"text_between_tags", text_between_tags, METH_O, "Return the text between the tags of a page."},
     {nullptr, nullptr, 0, nullptr},
 };

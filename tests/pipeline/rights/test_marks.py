@@ -1,10 +1,16 @@
 """The marks of a page, in every spelling that pages use, and their cost on hostile pages."""
 
 import time
+from contextlib import closing
+from itertools import islice
+from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
-from pipeline.rights.marks import MAX_TAG_BYTES, read_marks
+from pipeline.rights import marks
+from pipeline.rights.marks import MAX_TAG_BYTES, head_tags, head_tags_in_python, read_marks
 from pipeline.rights.preferences import (
     MAX_AGENTS,
     MAX_FIELDS,
@@ -18,6 +24,10 @@ from pipeline.rights.preferences import (
     rights_fields,
     usage_entries,
 )
+from pipeline.sources.config import SourceConfig
+from pipeline.sources.source import SOURCE
+from pipeline.sources.splits import find_splits, open_stream
+from tests.support.native import needs_native
 
 
 def metas(*tags: str) -> bytes:
@@ -186,3 +196,41 @@ def test_a_hostile_header_takes_little_time(value: str) -> None:
     read_marks(rights_fields(head), b"")
     read_marks((("x-robots-tag", value), ("link", value[:4096]), ("content-usage", value)), b"")
     assert time.thread_time() - started < 1.0
+
+
+TAG_PIECES = (
+    *("<meta ", "<META\n", "<meta/", "<metadata", "<!--", "<!-->", "-->", "</head>", "</headers>", "<body", "<bodyx"),
+    *("<script>", "</script>", "<SCRIPTS>", "</scrip", "<style x>", "</style", "<title>", "</TITLE>", "<", ">", "</"),
+    *('name="robots"', "content='noai'", "content=noindex", "tdm-reservation", "ClaudeBot", "no", '"', "'", "/", " "),
+    *("\0", "\u00e9", "_", "1"),
+)
+
+
+@needs_native
+@given(st.lists(st.sampled_from(TAG_PIECES), max_size=40).map("".join))
+def test_the_native_tags_are_those_of_python(source: str) -> None:
+    page = source.encode()
+    assert head_tags(page) == head_tags_in_python(page)
+
+
+@needs_native
+@pytest.mark.parametrize("limit", ["MAX_HEAD_BYTES", "MAX_TAG_BYTES", "MAX_TAGS"])
+@given(st.lists(st.sampled_from(TAG_PIECES), max_size=40).map("".join), st.integers(0, 120))
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_the_native_tags_at_limits(monkeypatch: pytest.MonkeyPatch, limit: str, source: str, value: int) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(marks, limit, value)
+        assert head_tags(source.encode()) == head_tags_in_python(source.encode())
+
+
+def test_equal_tags_of_real_pages(shared_data: Path) -> None:
+    config = SourceConfig(paths=(str(shared_data / "warc/pages-002.warc.gz"),))
+    found = 0
+    for split in find_splits(config):
+        with closing(open_stream(split)) as stream:
+            for row, drop in islice(SOURCE.open(split, stream, config), 300):
+                if drop is None:
+                    tags = head_tags(row["_payload"])
+                    assert tags == head_tags_in_python(row["_payload"])
+                    found += len(tags)
+    assert found > 30
