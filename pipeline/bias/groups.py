@@ -8,13 +8,18 @@ in every text, whatever its predicted language, because a language model may tak
 import re
 import tomllib
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from pipeline.text import native
+from pipeline.text.term_words import term_words
 from schemas.errors import ConfigError
+
+if TYPE_CHECKING:
+    from pipeline.text import _native
 
 BUILT_IN = Path(__file__).with_name("groups.toml")
 MAX_CHARS = 20_000
@@ -31,10 +36,6 @@ NO_COUNTRY = frozenset(
 IDENTITY, DIALECT, TOPIC, PAGE, COUNTRY = "identity", "dialect", "topic", "page", "country"
 WITH_TERMS = (IDENTITY, DIALECT, TOPIC)
 NAME = re.compile(r"[a-z][a-z0-9_]{0,63}")
-PUNCTUATION = "\u00a0«»¿¡·\u2013\u2014\u2018\u2019“”„•…\u202f"
-"""Punctuation beyond ASCII at which words are split, as at apostrophes: `ain't` is a phrase of two words."""
-# ASCII bytes that are not letters or digits become spaces; bytes above ASCII belong to longer characters.
-_SEPARATORS = bytes(byte if byte >= 128 or chr(byte).isalnum() else 32 for byte in range(256))
 
 
 @dataclass(frozen=True)
@@ -84,7 +85,7 @@ def _group(path: str | Path, kind: str, name: str, values: Any) -> Group:
         wrong = [language for language, own in terms.items() if not _is_texts(own)]
         if wrong or not terms:
             raise _wrong(path, f"lists of terms by language in {where}", repr(values.get(wrong[0]) if wrong else None))
-    empty = [term for own in terms.values() for term in own if not words_of(term.casefold())]
+    empty = [term for own in terms.values() for term in own if not term_words(term.casefold())]
     if empty:
         raise _wrong(path, f"terms with a letter or digit in {where}", repr(empty[0]))
     return Group(kind, name, values["meaning"], {language: tuple(own) for language, own in terms.items()})
@@ -108,39 +109,51 @@ class _Terms:
     """The terms of one language, by the numbers of the groups that have them."""
 
     def __init__(self) -> None:
-        self._words: dict[bytes, tuple[int, ...]] = {}
-        self._phrases: dict[bytes, list[tuple[frozenset[bytes], bytes, int]]] = {}
-        self._anywhere: list[tuple[str, int]] = []
-        self._keys: frozenset[bytes] = frozenset()
+        self._phrases: dict[tuple[bytes, ...], list[int]] = {}
+        self._anywhere: dict[str, list[int]] = {}
 
     def add(self, term: str, group: int, anywhere: bool) -> None:
         """Add a term of a group; with `anywhere`, it also matches within words."""
         folded = term.casefold()
         if anywhere:
-            self._anywhere.append((folded, group))
-            return
-        words = words_of(folded)
-        self._keys |= frozenset(words)
-        if len(words) == 1:
-            self._words[words[0]] = (*self._words.get(words[0], ()), group)
+            self._anywhere.setdefault(folded, []).append(group)
         else:
-            phrase = frozenset(words), b" %b " % b" ".join(words), group
-            self._phrases.setdefault(words[0], []).append(phrase)
+            self._phrases.setdefault(tuple(term_words(folded)), []).append(group)
 
-    def find(self, words: Sequence[bytes], folded: str, found: dict[int, set[bytes]]) -> None:
-        """Add the terms in a text to those found, by group. `words` are the words of `folded`, a casefolded text."""
-        hits, joined = self._keys.intersection(words), b""
-        for word in hits:
-            for group in self._words.get(word, ()):
-                found[group].add(word)
-            for needed, phrase, group in self._phrases.get(word, ()):
-                if needed <= hits:
-                    joined = joined or b" %b " % b" ".join(words)
-                    if phrase in joined:
-                        found[group].add(phrase)
-        for term, group in self._anywhere:
+    @cached_property
+    def _native(self) -> "_native.TermSet":
+        phrases = [[word.decode() for word in phrase] for phrase in self._phrases]
+        terms: _native.TermSet = native.loaded().TermSet(phrases, [*self._anywhere])
+        return terms
+
+    @cached_property
+    def _entries(self) -> list[tuple[bytes, list[int]]]:
+        """The text and the groups of each term, in the order of `TermSet`."""
+        phrases = [(b" ".join(phrase), groups) for phrase, groups in self._phrases.items()]
+        return phrases + [(term.encode(), groups) for term, groups in self._anywhere.items()]
+
+    @cached_property
+    def _by_first(self) -> Mapping[bytes, list[tuple[int, tuple[bytes, ...]]]]:
+        by_first: dict[bytes, list[tuple[int, tuple[bytes, ...]]]] = {}
+        for number, phrase in enumerate(self._phrases):
+            by_first.setdefault(phrase[0], []).append((number, phrase))
+        return by_first
+
+    def find(self, folded: str) -> Iterator[tuple[bytes, list[int]]]:
+        """Yield each term in a casefolded text, with its groups."""
+        for number in self._find_in_python(folded) if native.module is None else self._native.find(folded):
+            yield self._entries[number]
+
+    def _find_in_python(self, folded: str) -> Iterator[int]:
+        words = term_words(folded)
+        present, joined = set(words), b" %b " % b" ".join(words)
+        for first in self._by_first.keys() & present:
+            for number, phrase in self._by_first[first]:
+                if len(phrase) == 1 or (present.issuperset(phrase) and b" %b " % b" ".join(phrase) in joined):
+                    yield number
+        for number, term in enumerate(self._anywhere, len(self._phrases)):
             if term in folded:
-                found[group].add(term.encode())
+                yield number
 
 
 class GroupFinder:
@@ -166,20 +179,13 @@ class GroupFinder:
     def find(self, text: str, languages: Iterable[str | None]) -> list[str]:
         """Return the full names of the groups that a text belongs to; terms of `languages` are looked for."""
         folded = text[:MAX_CHARS].casefold()
-        words = words_of(folded)
         found: dict[int, set[bytes]] = defaultdict(set)
-        for language in dict.fromkeys(name for name in languages if name):
-            self._terms.get(language, self._other).find(words, folded, found)
+        tables = {id(table): table for name in languages if name for table in (self._terms.get(name, self._other),)}
+        for table in tables.values():
+            for term, groups in table.find(folded):
+                for group in groups:
+                    found[group].add(term)
         return [self._groups[group].full_name for group in sorted(found) if len(found[group]) >= self._least[group]]
-
-
-def words_of(folded: str) -> list[bytes]:
-    """Return the words of a casefolded text as UTF-8, split at white space, punctuation of ASCII, and PUNCTUATION."""
-    if not folded.isascii():
-        for char in PUNCTUATION:
-            if char in folded:
-                folded = folded.replace(char, " ")
-    return folded.encode("utf-8", "replace").translate(_SEPARATORS).split()
 
 
 def country_of(domain: str | None) -> str | None:

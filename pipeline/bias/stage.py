@@ -75,7 +75,7 @@ def model_files(config: BiasConfig) -> dict[str, str]:
 
 BIAS = PerDocument(
     name="bias",
-    version=1,
+    version=2,
     config=BiasConfig,
     reads=("text", "language", "declared_language", "page_type", "domain"),
     adds=(GROUPS,),

@@ -82,11 +82,18 @@ class Normal:
         """Return the code points of the words of a text, each as 64 bits."""
 
 class WordSet:
-    """A set of words of `pipeline.toxicity.words.words_of`, of beginnings of words, and of pairs such as `a b`."""
+    """A set of words of `pipeline.text.term_words`, of beginnings of words, and of pairs such as `a b`."""
 
     def __new__(cls, words: Sequence[str], prefixes: Sequence[str], pairs: Sequence[str]) -> WordSet: ...
     def may_have(self, text: str) -> bool:
         """Return False only if a casefolded text has no such word, no such beginning, and no such pair in a row."""
+
+class TermSet:
+    """Terms: lists of words of `pipeline.text.term_words`, and sequences that may be anywhere in a text."""
+
+    def __new__(cls, phrases: Sequence[Sequence[str]], anywhere: Sequence[str]) -> TermSet: ...
+    def find(self, text: str) -> list[int]:
+        """Return the numbers of the terms in a casefolded text, in order; sequences are numbered after phrases."""
 
 class UrlRules:
     """The table of `pipeline.urls.table`, as (keys, masks, starts, shift, longest), and the words of URLs."""

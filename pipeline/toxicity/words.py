@@ -16,6 +16,7 @@ import regex
 
 from pipeline.text import native
 from pipeline.text.native import loaded
+from pipeline.text.term_words import term_words
 from pipeline.toxicity.masks import Unmasker
 from schemas.errors import ConfigError
 
@@ -33,9 +34,6 @@ MEASURES = ("hate", "threat", "obscenity", "sexual", "violence")
 OTHER = "other"
 """Measure of the entries of a file without sections."""
 
-# ASCII bytes that are not letters or digits become spaces; bytes above ASCII belong to longer characters and are kept.
-_SEPARATORS = bytes(byte if byte >= 128 or chr(byte).isalnum() else 32 for byte in range(256))
-_PUNCTUATION = regex.compile(r"[\u0080-\u00bf\u2000-\u206f\u2e00-\u2e7f\u3000-\u303f\uff00-\uff0f\uff1a-\uff20]")
 _SECTION = regex.compile(r"\[(\w+)\]")
 MIN_PREFIX = 3
 """Minimum length of the part of an entry before `*` [code points]."""
@@ -75,7 +73,7 @@ class WordList:
             if entry.endswith("*"):
                 self._prefixes[entry[:-1].encode()] = measure
                 continue
-            phrase = tuple(words_of(entry))
+            phrase = tuple(term_words(entry))
             self._measure[phrase] = measure
             self._by_first.setdefault(phrase[0], []).append(phrase)
             if regex.search(r"[^\w\s'’-]", entry):  # `s&m` must not match "it's m...".
@@ -103,7 +101,7 @@ class WordList:
         folded = self._unmasker.unmask(text.casefold())
         if native.module is not None and not self._screen.may_have(folded):
             return NOTHING
-        words = words_of(folded)
+        words = term_words(folded)
         present = set(words)
         firsts = self._firsts & present
         longer = {word: measure for word in present if (measure := self._prefix_measure(word)) is not None}
@@ -169,13 +167,6 @@ class UnspacedWordList:
 AnyWordList = WordList | UnspacedWordList
 
 
-def words_of(text: str) -> list[bytes]:
-    """Return the words of a casefolded text as UTF-8, split at spaces and punctuation."""
-    if not text.isascii():
-        text = _PUNCTUATION.sub(" ", text)
-    return text.encode("utf-8", "replace").translate(_SEPARATORS).split()
-
-
 def _characters(text: str) -> int:
     return sum(map(len, text.split()))
 
@@ -206,7 +197,7 @@ def read_wordlist(path: str, language: str) -> AnyWordList:
                     f"{path}. Rename the section."
                 )
             continue
-        if words_of(line.casefold()):
+        if term_words(line.casefold()):
             check_prefix(line, f"{where}, line {number} of {path}", language)
             entries.setdefault(line, measure)
     if not entries:
@@ -222,7 +213,7 @@ def check_prefix(entry: str, where: str, language: str) -> None:
     if not entry.endswith("*"):
         return
     prefix = entry[:-1]
-    if language in UNSPACED or len(prefix) < MIN_PREFIX or len(words_of(prefix.casefold())) != 1 or "*" in prefix:
+    if language in UNSPACED or len(prefix) < MIN_PREFIX or len(term_words(prefix.casefold())) != 1 or "*" in prefix:
         raise ConfigError(
             f"{where}: expected one word of at least {MIN_PREFIX} letters before `*` in a language with spaces, got "
             f"{entry!r}. Write the whole words in lines of their own."

@@ -16,6 +16,7 @@
 #include "normal.h"
 #include "pieces.h"
 #include "tokens.h"
+#include "term_set.h"
 #include "url_rules.h"
 #include "word_set.h"
 
@@ -180,6 +181,26 @@ PyObject* may_have(PyObject* self, PyObject* text) {
     return guarded([&] { return PyBool_FromLong(held<WordSet>(self).may_have(text)); });
 }
 
+PyObject* new_term_set(PyTypeObject* type, PyObject* arguments, PyObject*) {
+    PyObject *phrases, *anywhere;
+    if (!PyArg_ParseTuple(arguments, "OO", &phrases, &anywhere)) return nullptr;
+    return hold<TermSet>(type, [&] { return new TermSet(phrases, anywhere); });
+}
+
+PyObject* find_terms(PyObject* self, PyObject* text) {
+    if (!is_text(text, "term set")) return nullptr;
+    return guarded([&]() -> PyObject* {
+        const auto found = held<TermSet>(self).find(text);
+        Owned numbers(PyList_New(0));
+        for (const int64_t term : found) {
+            Owned number(PyLong_FromLongLong(term));
+            if (PyList_Append(numbers.get(), number.get()) < 0) return nullptr;
+        }
+        Py_INCREF(numbers.get());
+        return numbers.get();
+    });
+}
+
 // Lists and words of URLs.
 
 PyObject* new_url_rules(PyTypeObject* type, PyObject* arguments, PyObject*) {
@@ -337,6 +358,8 @@ PyMethodDef normal_methods[] = {{"keys", numbers<&Normal::keys>, METH_O, "The ke
                                 {nullptr, nullptr, 0, nullptr}};
 PyMethodDef word_set_methods[] = {{"may_have", may_have, METH_O, "Whether a text may have one of the words."},
                                   {nullptr, nullptr, 0, nullptr}};
+PyMethodDef term_set_methods[] = {{"find", find_terms, METH_O, "The numbers of the terms that a text has."},
+                                  {nullptr, nullptr, 0, nullptr}};
 PyMethodDef url_rules_methods[] = {{"match", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(match)), METH_FASTCALL,
                                     "The lists and words that an address has."},
                                    {nullptr, nullptr, 0, nullptr}};
@@ -386,6 +409,7 @@ PyMODINIT_FUNC PyInit__native() {
     if (add_type<Tokenizer>(module, "pipeline.text._native.Tokenizer", new_tokenizer, tokenizer_methods) < 0 ||
         add_type<Pieces>(module, "pipeline.text._native.Pieces", new_pieces, pieces_methods) < 0 ||
         add_type<WordSet>(module, "pipeline.text._native.WordSet", new_word_set, word_set_methods) < 0 ||
+        add_type<TermSet>(module, "pipeline.text._native.TermSet", new_term_set, term_set_methods) < 0 ||
         add_type<UrlRules>(module, "pipeline.text._native.UrlRules", new_url_rules, url_rules_methods) < 0 ||
         add_type<NgramSums>(module, "pipeline.text._native.NgramSums", new_ngram_sums, ngram_sums_methods) < 0 ||
         add_type<Normal>(module, "pipeline.text._native.Normal", new_normal, normal_methods) < 0 ||

@@ -1,4 +1,4 @@
-// A set of words and beginnings of words, and whether a text may have one of them, as `pipeline.toxicity.words.words_of`
+// A set of words and beginnings of words, and whether a text may have one of them, as `pipeline.text.term_words`
 // splits texts.
 #pragma once
 
@@ -6,6 +6,16 @@
 #include <unordered_set>
 
 #include "tokens.h"
+
+// Whether a character is between words: ASCII signs, those of `PUNCTUATION`, and surrogates, which become a question mark in UTF-8.
+inline bool separates(uint32_t code) {
+    if (code < 0x80) return !((code >= '0' && code <= '9') || ((code | 32) >= 'a' && (code | 32) <= 'z'));
+    if (code < 0xC0) return true;
+    if (code < 0x2000) return false;
+    return code <= 0x206F || (code >= 0x2E00 && code <= 0x2E7F) || (code >= 0x3000 && code <= 0x303F) ||
+           (code >= 0xD800 && code <= 0xDFFF) || (code >= 0xFF00 && code <= 0xFF0F) ||
+           (code >= 0xFF1A && code <= 0xFF20);
+}
 
 class WordSet {
 public:
@@ -62,16 +72,6 @@ private:
 
     // Whether one of the beginnings has this length.
     bool begins(Py_ssize_t size) const { return size >= least_ && size <= most_; }
-
-    // ASCII signs, `_PUNCTUATION`, and surrogates, which become a question mark in UTF-8.
-    static bool separates(uint32_t code) {
-        if (code < 0x80) return !((code >= '0' && code <= '9') || ((code | 32) >= 'a' && (code | 32) <= 'z'));
-        if (code < 0xC0) return true;
-        if (code < 0x2000) return false;
-        return code <= 0x206F || (code >= 0x2E00 && code <= 0x2E7F) || (code >= 0x3000 && code <= 0x303F) ||
-               (code >= 0xD800 && code <= 0xDFFF) || (code >= 0xFF00 && code <= 0xFF0F) ||
-               (code >= 0xFF1A && code <= 0xFF20);
-    }
 
     std::unordered_set<uint64_t> codes_, prefixes_, pairs_;
     Py_ssize_t least_ = PY_SSIZE_T_MAX, most_ = 0;

@@ -1,9 +1,13 @@
 """Groups of documents: enough distinct terms of the language, markers in any language, countries, hostile texts."""
 
+import gzip
+import json
 import time
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from pipeline.bias.groups import (
     BUILT_IN,
@@ -12,13 +16,15 @@ from pipeline.bias.groups import (
     MAX_CHARS,
     TOPIC,
     UNSPACED,
+    Group,
     GroupFinder,
     country_of,
     read_groups,
-    words_of,
 )
 from pipeline.bias.stage import GROUPS, BiasConfig, make_bias
+from pipeline.text.term_words import term_words
 from schemas.errors import ConfigError
+from tests.support.native import needs_native, python_only, tricky_texts
 
 LEAST = {IDENTITY: 2, DIALECT: 3, TOPIC: 4}
 
@@ -76,6 +82,34 @@ def test_hostile_texts_take_no_longer_than_their_start(finder, text):
     assert time.thread_time() - started < 0.5
 
 
+TERMS = ("he be", "be", "be he be", "清真寺", "真", "ain't", "\u00e9", "muslim women", "x" * 40, "\U0001f600\u00e9")
+
+
+@needs_native
+@given(st.lists(st.sampled_from((*TERMS, " ", "’", "\ud800", "h", "寺", "-")) | tricky_texts, max_size=12).map("".join))
+def test_the_native_terms_are_those_of_python(text):
+    groups = [
+        Group(kind, f"{kind}{number}", "x", {language: (term,)})
+        for number, term in enumerate(TERMS)
+        for kind, language in ((IDENTITY, "en"), (TOPIC, "zh"))
+    ]
+    finder = GroupFinder(groups, {IDENTITY: 1, TOPIC: 1})
+    found = finder.find(text, ("en", "zh"))
+    with python_only():
+        assert finder.find(text, ("en", "zh")) == found
+
+
+def test_equal_groups_of_real_texts(finder, shared_data):
+    with gzip.open(shared_data / "langid/ud.jsonl.gz", "rt", encoding="utf-8") as lines:
+        texts = [json.loads(line)["text"] for line in lines]
+    joined = [" ".join(texts[first : first + 200]) for first in range(0, len(texts), 200)]
+    languages = ("en", "de", "zh", "ar", "hi", "fr", "ja")
+    found = [finder.find(text, languages) for text in joined]
+    with python_only():
+        assert [finder.find(text, languages) for text in joined] == found
+    assert sum(map(len, found)) > 20
+
+
 def test_every_shipped_term_can_match(finder):
     """A text of all terms of a group, in one language, belongs to the group, and no term is listed for two meanings."""
     for group in read_groups(BUILT_IN):
@@ -84,7 +118,7 @@ def test_every_shipped_term_can_match(finder):
             if len(terms) >= LEAST[group.kind]:
                 assert group.full_name in finder.find(text, (language,)), (group.full_name, language)
             for term in terms:
-                assert words_of(term.casefold())
+                assert term_words(term.casefold())
 
 
 def test_the_shipped_groups_cover_ten_languages_and_name_their_sources():

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pipeline.text.term_words import term_words
 from pipeline.toxicity.words import (
     LANGUAGES,
     LISTS,
@@ -18,7 +19,6 @@ from pipeline.toxicity.words import (
     UnspacedWordList,
     WordList,
     read_wordlist,
-    words_of,
 )
 from schemas.errors import ConfigError
 from tests.support.native import needs_native, python_only, tricky_texts
@@ -79,7 +79,7 @@ def test_the_screen_parts_words_at_every_character_that_does() -> None:
     for code in range(0x20000):
         text = f"x{chr(code)}damn".casefold()
         if not LIST._screen.may_have(text):
-            assert b"damn" not in words_of(text)
+            assert b"damn" not in term_words(text)
 
 
 @pytest.mark.parametrize(
@@ -100,8 +100,8 @@ def test_languages_without_spaces_match_anywhere(text: str, occurrences: int, sh
     assert counted(words.count(text)) == (occurrences, share)
 
 
-def test_words_of() -> None:
-    assert words_of("don't—stop “now” a_b 3.14 ５，é") == [
+def test_term_words() -> None:
+    assert term_words("don't—stop “now” a_b 3.14 ５，é") == [
         *(b"don", b"t", b"stop", b"now", b"a", b"b", b"3", b"14", "５".encode(), "é".encode()),
     ]
 
