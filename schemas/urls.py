@@ -155,7 +155,7 @@ def resolved_host(address: str) -> str:
     text = _INNER.sub("", address.strip(_CONTROLS)).replace("\\", "/")
     scheme = _SCHEME.match(text)
     host = unquote((host_suffixes(f"http://{text[scheme.end() if scheme else 0 :]}") or [""])[0])
-    return (_ascii_host(host) or host).lower().strip(".")
+    return (ascii_host(host) or host).lower().strip(".")
 
 
 def is_host_of(host: str, domain: str) -> bool:
@@ -223,14 +223,14 @@ def _full_host(host: str) -> str | None:
             return None
     if "%" in host:
         host = unquote(host)
-    name = host.lower() if host.isascii() else _ascii_host(host)
+    name = host.lower() if host.isascii() else ascii_host(host)
     if name is None:
         return None
     name = name.rstrip(".")
     return name if _HOST.match(name) else None
 
 
-def _ascii_host(host: str) -> str | None:
+def ascii_host(host: str) -> str | None:
     """Return a host with its non-ASCII labels in Punycode, by the non-transitional mapping of UTS 46.
 
     None if the host or such a label is too long.

@@ -16,6 +16,7 @@ from tldextract import TLDExtract
 from pipeline.engine.stage import Drop, Row, Split
 from schemas.errors import ContractError
 from schemas.ids import doc_id
+from schemas.urls import ascii_host
 
 COLUMNS = (
     "doc_id",
@@ -120,7 +121,8 @@ def _changed_file(split: Split, offset: int) -> ContractError:
 def domain_of(url: str) -> str | None:
     """Return the registrable domain of a URL, by the public suffix list in the package tldextract.
 
-    Return the host itself if the host is an IP address or has no public suffix. Return None if the URL has no host.
+    It is in ASCII, so that a domain has one name however pages write it. Return the host itself if the host is an IP
+    address or has no public suffix. Return None if the URL has no host.
     """
     # The host is in front of the third slash, and a file has many URLs of one host.
     end = url.find("/", url.find("://") + 3)
@@ -136,6 +138,8 @@ def _domain_of_start(start: str) -> str | None:
 @lru_cache(maxsize=1 << 16)
 def _domain(host: str) -> str | None:
     host = host.strip().rstrip(".").lower()
+    if not host.isascii():
+        host = ascii_host(host) or host
     return _public_suffixes().extract_str(host).top_domain_under_public_suffix or host or None
 
 

@@ -224,7 +224,7 @@ def _with_mark(rows: Iterator[tuple[Row, Drop | None]]) -> Iterator[tuple[Row, D
 
 SOURCE = Source(
     name="source",
-    version=2,
+    version=3,
     config=SourceConfig,
     adds=COLUMNS,
     reasons=REASONS,
