@@ -36,6 +36,8 @@ from pipeline.steps.crawl_files import CAUSE, check_unreachable, clear_ranges, l
 from pipeline.steps.file_ranges import clear_file_ranges, with_file_ranges
 from pipeline.steps.several_extractors import COMPARED, STOPPED, TRIED, SeveralExtractors, figures_of_comparison
 from pipeline.toxicity.stage import MEASURED_BY
+from pipeline.urls.config import UrlsConfig
+from pipeline.urls.stage import URLS, make_early_urls
 from schemas.config import Recipe, Section
 from schemas.errors import ContractError
 from schemas.ids import is_in_share, shuffle_key
@@ -220,12 +222,17 @@ def document_stages(stages: Sequence[PerDocument], recipe: Recipe, models: Model
     """Return the measured stages of a recipe as one function of a row. `models` are paths on this worker."""
     has_several = len(recipe.section(EXTRACT.name, ExtractConfig).extractors) > 1
     measure: RowStep = (SeveralExtractors if has_several else FusedStages)(stages, recipe, models)
-    if not recipe.section(LANGUAGE.name, LanguageConfig).early:
+    early: list[PerDocument] = []
+    if recipe.section(URLS.name, UrlsConfig).early_lists:
+        early.append(replace(URLS, make=make_early_urls, ends=True))
+    if recipe.section(LANGUAGE.name, LanguageConfig).early:
+        early.append(replace(LANGUAGE, make=make_early_language))
+    if not early:
         return measure
-    early = FusedStages([replace(LANGUAGE, make=make_early_language)], recipe, models)
+    drop_early = FusedStages(early, recipe, models)
 
     def measure_wanted(row: Row) -> Row:
-        row = early(row)
+        row = drop_early(row)
         return row if row.get("drop_stage") is not None else measure(row)
 
     return measure_wanted

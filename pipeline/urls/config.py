@@ -1,6 +1,7 @@
 """Settings of URL rules: lists of domains and URLs, files of words, and what drops a document."""
 
 import re
+from typing import Any
 
 from pydantic import field_validator, model_validator
 
@@ -39,6 +40,9 @@ class UrlsConfig(Section):
     banned_subwords: str | None = location(None)
     """File of character sequences, each of at least 3 letters or digits, that count anywhere in a URL without its
     separators."""
+    early_lists: tuple[str, ...] = ()
+    """Categories of `block_lists` whose documents are dropped before their extraction, which takes most of the time of
+    a page. Such a document has no text in the tables, and another limit cannot bring it back without a new pass."""
     drop_lists: tuple[str, ...] | None = decision(None)
     """Categories of `block_lists` that drop a document; None: all."""
     max_banned_words: int | None = decision(0, ge=0)
@@ -61,9 +65,10 @@ class UrlsConfig(Section):
     @model_validator(mode="after")
     def _used(self) -> "UrlsConfig":
         problems = [
-            f"drop_lists: expected categories of urls.block_lists, got {name!r}{suggest_name(name, self.block_lists)}. "
-            "Correct urls.drop_lists."
-            for name in self.drop_lists or ()
+            f"{field}: expected categories of urls.block_lists, got {name!r}{suggest_name(name, self.block_lists)}. "
+            f"Correct urls.{field}."
+            for field in ("early_lists", "drop_lists")
+            for name in getattr(self, field) or ()
             if name not in self.block_lists
         ]
         problems += [
@@ -77,6 +82,13 @@ class UrlsConfig(Section):
         if problems:
             raise ValueError("\n  ".join(problems))
         return self
+
+    def content(self) -> dict[str, Any]:
+        """Return the fields that change what is measured, as JSON values; `early_lists` only if it is set.
+
+        Tables that were built before it existed stay valid.
+        """
+        return {name: value for name, value in super().content().items() if name != "early_lists" or value}
 
     @property
     def has_lists(self) -> bool:

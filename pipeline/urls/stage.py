@@ -12,7 +12,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from pipeline.engine.stage import EVERY, Check, Cutoffs, PerDocument, Row, RowFunction
+from pipeline.engine.stage import EVERY, Check, Cutoffs, Drop, PerDocument, Row, RowFunction
 from pipeline.urls.address import address_of
 from pipeline.urls.config import BUILT_IN, LIMIT_OF, UrlsConfig
 from pipeline.urls.lists import parts_of
@@ -22,6 +22,8 @@ from schemas.tables import field as column
 
 BUILT_IN_WORDS = Path(__file__).with_name("banned_words.txt")
 LISTS, ALLOWED_COLUMN = "url_lists", "url_allowed"
+LISTED = "listed"
+"""Reason of a document that is dropped before its extraction."""
 COLUMN_OF = {
     "banned_words": "url_banned_words",
     "soft_banned_words": "url_soft_words",
@@ -57,6 +59,18 @@ def make_urls(config: UrlsConfig, models: Mapping[str, str]) -> RowFunction:
             row[name] = hits[place]
 
     return urls
+
+
+def make_early_urls(config: UrlsConfig, models: Mapping[str, str]) -> RowFunction:
+    """Return the function that drops a row whose URL a list of `early_lists` has and the allow list has not."""
+    measure, early = make_urls(config, models), frozenset(config.early_lists)
+
+    def early_urls(row: Row) -> Drop | None:
+        measure(row)
+        is_listed = not row[ALLOWED_COLUMN] and not early.isdisjoint(row[LISTS] or ())
+        return Drop(LISTED) if is_listed else None
+
+    return early_urls
 
 
 def model_files(config: UrlsConfig) -> dict[str, str]:
@@ -119,7 +133,7 @@ URLS = PerDocument(
     config=UrlsConfig,
     reads=("url",),
     adds=(LISTS, ALLOWED_COLUMN, *COLUMN_OF.values()),
-    reasons={},
+    reasons={LISTED: "a list of `urls.early_lists` has its address; it was not extracted"},
     verdicts={
         "url_list": "a list of domains and URLs has its address",
         "url_banned_words": "its address has banned words",

@@ -11,12 +11,13 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from pipeline.engine.rules import evaluate_checks
+from pipeline.engine.stage import Drop
 from pipeline.text import native
 from pipeline.urls.address import address_of, entry_of, key_of
 from pipeline.urls.config import BUILT_IN, UrlsConfig
 from pipeline.urls.lists import read_list
 from pipeline.urls.rules import PythonMatcher, UrlWords, make_matcher, read_words
-from pipeline.urls.stage import BUILT_IN_WORDS, URLS, checks, make_urls, model_files
+from pipeline.urls.stage import BUILT_IN_WORDS, LISTED, URLS, checks, make_early_urls, make_urls, model_files
 from pipeline.urls.table import ALLOWED, compile_table, make_table, open_table
 from schemas.errors import ConfigError, ContractError
 from tests.support.native import needs_native, python_only
@@ -140,6 +141,19 @@ def test_each_category_and_limit_decides_unless_the_url_is_allowed(ut1: Path) ->
     none = first[1]
     assert none not in range(kept)
     assert first == [0, none, none, none, 1, none, 2, 3, none]
+
+
+def test_early_lists_drop_before_extraction_what_the_allow_list_lacks(ut1: Path) -> None:
+    allow = ut1 / "allow"
+    allow.write_text("good.bad.org\n")
+    config = config_of(ut1, early_lists=("adult",), allow_list=str(allow))
+    models = model_files(config)
+    early_urls = make_early_urls(config, models | compile_table(config, models, str(ut1)))
+    rows = [{"url": url} for url in ("http://bad.org/", "http://good.bad.org/", "http://ok.org/games", None)]
+    assert [early_urls(row) for row in rows] == [Drop(LISTED), None, None, None]
+    assert [row["url_lists"] for row in rows] == [["adult"], ["adult"], ["games"], None]
+    assert "early_lists" not in config_of(ut1).content()
+    assert config.content()["early_lists"] == ["adult"]
 
 
 def test_the_allow_list_has_domains_and_urls(ut1: Path) -> None:
