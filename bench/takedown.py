@@ -89,7 +89,7 @@ def write_shard(folder: Store, number: int, numbers: np.random.Generator) -> tup
 
 def write_dataset(folder: Path, megabytes: int) -> Store:
     """A run folder with a tokenizer and a dataset of random tokens."""
-    run = make_tiny_dataset(folder)
+    run = make_tiny_dataset(folder, index_bits=None)
     old = open_table(run, "tokens")[1]
     store, numbers = run.child("tokens/v-0000000be9c4"), np.random.default_rng(0)
     made = [write_shard(store, n, numbers) for n in range(max(1, megabytes * 1_000_000 // (2 * SHARD_TOKENS)))]

@@ -80,8 +80,6 @@ SUMMARIES = "summaries"
 """Folder of a run with papers about its data, by version. They name domains, so a takedown deletes them."""
 FIGURE = "takedown"
 """The key in a manifest's `figures` under which the version's `Descent` is stored."""
-MEMBERSHIP = "membership"
-"""The key in the `figures` of a dataset's manifest with its Merkle root, after a takedown with proofs."""
 ROOT = r"^[0-9a-f]{64}$"
 """Pattern of a Merkle root."""
 REMOVED_ID = bytes(16)

@@ -22,6 +22,14 @@ BATCH_DOCUMENTS = 1024
 TRAIN, HELDOUT = "train", "heldout"
 MEMBERS = "members"
 """The figure in the manifest of a union that lists its members."""
+MEMBERSHIP = "membership"
+"""The figure in a dataset's manifest with its Merkle root [64 hex digits]. A union has none, but those of its members.
+Versions without an index by id have it only after a takedown with proofs."""
+MEMBERSHIP_PARTS = "membership_parts"
+"""The figure in a dataset's manifest with the part of the Merkle tree in each file of the index by id, in order.
+
+It is the hash at the top of the part [64 hex digits], or the id and the values of the only document in it.
+"""
 SPACE, ESCAPE = "\u2581", "\ufdd0"
 """The character that SentencePiece writes for a space, and a Unicode noncharacter that begins an escape sequence."""
 
@@ -116,6 +124,14 @@ BY_URL = pa.schema(
     ]
 )
 """The index by URL: files that each hold the documents of some registrable domains, sorted by SURT."""
+
+BY_ID = pa.schema(
+    [
+        field("doc_id", pa.binary(16), "the document"),
+        field("value", pa.binary(32), "SHA-256 of the name of its stream, a zero byte, and its tokens as in the shard"),
+    ]
+)
+"""The index by id, from which `penstock prove` makes proofs. A file has the ids with the same first bits, sorted."""
 
 
 @dataclass(frozen=True)
@@ -216,6 +232,11 @@ def shard_key(stream: str, number: int) -> str:
 def docs_key(stream: str, number: int) -> str:
     """Return the manifest key of a shard's document index, such as `web/train/00003.docs`."""
     return f"{stream}/{number:05d}.docs"
+
+
+def by_id_key(number: int) -> str:
+    """Return the manifest key of a file of the index by id, such as `by_id/00003`."""
+    return f"by_id/{number:05d}"
 
 
 def read_shards(folder: Store, manifest: Manifest) -> tuple[TokenizerContract, dict[str, list[Shard]]]:

@@ -35,7 +35,7 @@ from schemas.older_tables import read_batches
 from schemas.removed import RemovedDocuments
 from schemas.storage import Store
 from schemas.takedown import REMOVED_ID, Certificate
-from schemas.tokens import HELDOUT, MEMBERS, Dataset, Member, Shard, docs_key, open_dataset, shard_key
+from schemas.tokens import HELDOUT, MEMBERS, MEMBERSHIP, Dataset, Member, Shard, docs_key, open_dataset, shard_key
 from schemas.versions import DATASET
 
 UNION_VERSION = 1
@@ -178,6 +178,7 @@ def union_manifest(place: Store, datasets: Sequence[Dataset]) -> Manifest:
                     "settings": member.settings,
                     "shards": {stream: len(numbers) for stream, numbers in member.shards.items()},
                     "by_url": len(member.by_url),
+                    **_root(member),
                 }
                 for member in members
             ],
@@ -230,6 +231,12 @@ def _files(
             add(which, f"by_url/{number:05d}", f"by_url/{numbers['by_url']:05d}")
             numbers["by_url"] += 1
     return files, paths, blocks
+
+
+def _root(member: Member) -> dict[str, Any]:
+    """Return the Merkle root of a member, against which `penstock prove` proves its documents, if it has one."""
+    root = read_manifest(member.folder).content.figures.get(MEMBERSHIP)
+    return {} if root is None else {MEMBERSHIP: root}
 
 
 def _num_bytes(member: Member) -> int:

@@ -2,18 +2,16 @@
 
 import argparse
 import importlib.resources
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from jobs.arguments import RUN_HELP, Command
-from pipeline.membership.dataset import prove_documents
-from pipeline.membership.tree import Proof
+from pipeline.membership.dataset import DatasetProofs, prove_in, tables_of
 from pipeline.takedown.membership import encode_proofs
 from pipeline.takedown.select import TakedownRequest, select_documents
 from schemas.document_ids import ID_HELP, resolve_doc_ids
-from schemas.errors import ConfigError, ContractError
+from schemas.errors import ConfigError
 from schemas.storage import Store
-from schemas.takedown import MEMBERSHIP
 from schemas.text import printable
 from schemas.tokens import open_dataset
 from schemas.versions import open_run
@@ -33,7 +31,12 @@ def add_prove_arguments(parser: argparse.ArgumentParser) -> None:
         "--doc", action="append", default=[], help=f"a document by {ID_HELP}, or a whole id; may be repeated"
     )
     parser.add_argument("--url", action="append", default=[], help="the documents of a URL; may be repeated")
-    parser.add_argument("--out", metavar="FILE", help="write the proofs to this file, a JSON object in each line")
+    parser.add_argument(
+        "--out",
+        metavar="FILE",
+        help="write the proofs to this file, a JSON object in each line; those of a union to a file for each member, "
+        "with its digest in the name",
+    )
     parser.add_argument("--checker", action="store_true", help="print the script that checks proofs, and nothing else")
 
 
@@ -49,20 +52,27 @@ def prove_command(arguments: argparse.Namespace) -> int:
     if arguments.url:
         documents |= select_documents(run, TakedownRequest(urls=tuple(arguments.url))).documents
     dataset = open_dataset(run, even_replaced=True)
-    root, proofs = prove_documents(dataset.folder, dataset.streams, documents)
-    stated = dataset.manifest.content.figures.get(MEMBERSHIP, root)
-    if stated != root:
-        raise ContractError(
-            f"{dataset.folder.uri}: expected Merkle root {printable(str(stated))[:64]}, as in its manifest, got {root} "
-            "from its shards. Restore the manifest from a backup."
-        )
-    if arguments.out:
-        path = Path(arguments.out).absolute()
-        Store(str(path.parent)).write_atomic(path.name, encode_proofs(proofs))
-    print(f"dataset {dataset.digest[:12]}\nroot {root}\n{_describe(proofs)}")
-    if arguments.out:
-        print(f"proofs: {printable(arguments.out)}; check one with the script of `penstock prove --checker`")
+    proven = [prove_in(table, documents) for table in tables_of(dataset)]
+    files = _files(arguments.out, proven) if arguments.out else []
+    for path, own in zip(files, proven):
+        Store(str(path.parent)).write_atomic(path.name, encode_proofs(own.proofs))
+    if len(proven) > 1:
+        print(f"dataset {dataset.digest[:12]}, a union of {len(proven)}; a document is absent if no member has it")
+        print("\n".join(_describe_union(proven)))
+    for own in proven:
+        print("\n".join(_describe(own)))
+    if files:
+        names = ", ".join(printable(str(path)) for path in files)
+        print(f"proofs: {names}; check one with the script of `penstock prove --checker`")
     return 0
+
+
+def _files(out: str, proven: Sequence[DatasetProofs]) -> list[Path]:
+    """Return the file for the proofs of each dataset. Those of the members of a union are named by their digests."""
+    path = Path(out).absolute()
+    if len(proven) == 1:
+        return [path]
+    return [path.with_name(f"{path.stem}-{own.digest[:12]}{path.suffix}") for own in proven]
 
 
 def _print_checker(arguments: argparse.Namespace) -> None:
@@ -75,14 +85,30 @@ def _print_checker(arguments: argparse.Namespace) -> None:
     print(script.read_text(encoding="utf-8"), end="")
 
 
-def _describe(proofs: Sequence[Proof]) -> str:
-    """Return a line for each of the first documents: id, presence, and size of its proof."""
-    lines = [
-        f"  {proof.doc_id.hex()}  {'present' if proof.is_present else 'absent'}, {len(proof.path)} hashes"
-        for proof in proofs[:SHOWN]
-    ]
-    more = len(proofs) - SHOWN
-    return "\n".join([*lines, *([f"  … and {more:,} more"] if more > 0 else [])])
+def _describe_union(proven: Sequence[DatasetProofs]) -> Iterator[str]:
+    """Yield a line for each of the first documents: id, and the members of the union that have it."""
+    rows = [*zip(*(own.proofs for own in proven), strict=True)]
+    for proofs in rows[:SHOWN]:
+        members = [own.digest[:12] for own, proof in zip(proven, proofs, strict=True) if proof.is_present]
+        state = f"present in {', '.join(members)}" if members else "absent"
+        yield f"  {proofs[0].doc_id.hex()}  {state}"
+    yield from _more(rows)
+
+
+def _describe(own: DatasetProofs) -> Iterator[str]:
+    """Yield the digest and the root of a dataset, and of each of the first documents id, presence and size of proof."""
+    yield f"dataset {own.digest[:12]}"
+    yield f"root {own.root}"
+    if not own.has_index:
+        yield "an earlier version of penstock wrote it without an index by id, so all of its shards were read"
+    for proof in own.proofs[:SHOWN]:
+        yield f"  {proof.doc_id.hex()}  {'present' if proof.is_present else 'absent'}, {len(proof.path)} hashes"
+    yield from _more(own.proofs)
+
+
+def _more(rows: Sequence[object]) -> Iterator[str]:
+    if len(rows) > SHOWN:
+        yield f"  … and {len(rows) - SHOWN:,} more"
 
 
 COMMANDS = {

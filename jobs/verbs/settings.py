@@ -28,7 +28,7 @@ from schemas.field_docs import (
 )
 from schemas.tables import TABLES
 from schemas.text import text_table
-from schemas.tokens import BY_URL, SHARD_DOCS, shard_schema
+from schemas.tokens import BY_ID, BY_URL, SHARD_DOCS, shard_schema
 from schemas.versions import DATASET
 
 GROUP = "data"
@@ -48,6 +48,7 @@ DATASET_FILES: Mapping[str, pa.Schema] = {
     "Token shard": shard_schema("uint16"),
     "Document index of a shard": SHARD_DOCS,
     "Index by URL": BY_URL,
+    "Index by id": BY_ID,
 }
 """The columns of the files of the token dataset, which are Arrow IPC files."""
 

@@ -86,8 +86,7 @@ def add_takedown_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--prove",
         action="store_true",
-        help="write proofs that the dataset had the documents and no longer has them, which reads every shard; see "
-        "`penstock prove`",
+        help="write proofs that the dataset had the documents and no longer has them; see `penstock prove`",
     )
     parser.add_argument("--keep-old", action="store_true", help="keep the old files until a takedown with --drop-old")
     parser.add_argument(

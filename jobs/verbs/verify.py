@@ -4,6 +4,7 @@ import argparse
 from collections.abc import Iterator
 
 from jobs.arguments import Command, add_run
+from pipeline.membership.dataset import check_index, tables_of
 from schemas.manifest import TableVersion, open_table, read_run
 from schemas.storage import Store
 from schemas.tables import TABLES
@@ -42,6 +43,9 @@ def verify_command(arguments: Arguments) -> int:
         expected += _packed(run, dataset)
         name = f"dataset {dataset.digest[:12]}"
     read = verify_files(run, run.uri, expected, arguments.paranoid)
+    if DATASET in tables and arguments.paranoid:
+        for table in tables_of(dataset):
+            check_index(table)
     owners = {table.folder.child("../..").uri: None for table in tables.values()}
     where = "" if [*owners] == [run.uri] else f" in {' and '.join(owners)}"
     print(
@@ -60,7 +64,12 @@ def _packed(run: Store, dataset: Dataset) -> Iterator[ExpectedFile]:
 
 def add_verify_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of `verify` except the run."""
-    parser.add_argument("--paranoid", action="store_true", help="read every file, even if it was verified before")
+    parser.add_argument(
+        "--paranoid",
+        action="store_true",
+        help="read every file, even if it was verified before, and compare the index by id of the dataset with the "
+        "shards",
+    )
 
 
 COMMANDS = {

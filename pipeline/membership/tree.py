@@ -10,9 +10,9 @@ Leaves and nodes are hashed with distinct first bytes, so that neither passes fo
 """
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from schemas.ids import DOC_ID_BYTES
 
@@ -34,6 +34,10 @@ class Leaf(NamedTuple):
         """The hash of the leaf [32 bytes]."""
         return hashlib.sha256(b"\0" + self.doc_id + b"".join(self.values)).digest()
 
+    def to_json(self) -> list[str]:
+        """Return the id and the values in hex digits."""
+        return [self.doc_id.hex(), *(value.hex() for value in self.values)]
+
 
 class Subtree(NamedTuple):
     """The top of a part of the tree."""
@@ -41,6 +45,22 @@ class Subtree(NamedTuple):
     digest: bytes
     leaf: Leaf | None = None
     """The only document of this part; None = it has no document, or several."""
+
+    def to_json(self) -> str | list[str]:
+        """Return the hash in hex digits, or the only document of this part."""
+        return self.leaf.to_json() if self.leaf else self.digest.hex()
+
+    @classmethod
+    def from_json(cls, value: Any) -> "Subtree":
+        """Return the top that `to_json` returned. Raises ValueError or TypeError if the value has another form."""
+        digests = [bytes.fromhex(text) for text in ([value] if isinstance(value, str) else value)]
+        first, *others = (len(digest) for digest in digests)
+        if isinstance(value, str) and first == len(EMPTY):
+            return cls(digests[0])
+        if isinstance(value, str) or first != DOC_ID_BYTES or {*others} != {len(EMPTY)}:
+            raise ValueError(f"neither a hash nor a document: {value!r:.80}")
+        leaf = Leaf(digests[0], tuple(digests[1:]))
+        return cls(leaf.digest, leaf)
 
 
 @dataclass
@@ -60,8 +80,12 @@ class Proof:
 
     def to_json(self) -> dict[str, object]:
         """Return the proof as the JSON object that `check_proof` reads, in hex digits and from the root to the end."""
-        leaf = [self.leaf.doc_id.hex(), *(value.hex() for value in self.leaf.values)] if self.leaf else None
+        leaf = self.leaf.to_json() if self.leaf else None
         return {"doc_id": self.doc_id.hex(), "leaf": leaf, "path": [digest.hex() for digest in reversed(self.path)]}
+
+
+PartOfTree = Callable[[int, Sequence[Proof]], Subtree]
+"""Returns the part of the tree whose ids begin with the bits of a number, and extends the proofs that lead there."""
 
 
 def build_tree(
@@ -72,25 +96,35 @@ def build_tree(
     `bucket(i)` returns the leaves whose ids begin with the `bucket_bits` bits of i, sorted by id; it is called once for
     each i, in order, so that one bucket is in memory. The root does not depend on `bucket_bits`.
     """
-    proofs = sorted((Proof(own) for own in {*documents}), key=lambda proof: proof.doc_id)
-    return _top(bucket, bucket_bits, (0, 0), proofs).digest, proofs
+    proofs = empty_proofs(documents)
+    top = join_parts(lambda prefix, own: join_leaves(bucket(prefix), bucket_bits, own), bucket_bits, proofs)
+    return top.digest, proofs
 
 
-def _top(
-    bucket: Callable[[int], Sequence[Leaf]], bucket_bits: int, place: tuple[int, int], proofs: Sequence[Proof]
-) -> Subtree:
-    """Return the part of the tree at a place (depth, first bits of the ids), and extend the proofs that lead there."""
+def empty_proofs(documents: Iterable[bytes]) -> list[Proof]:
+    """Return a proof without a path for each of `documents`, sorted by id."""
+    return [Proof(own) for own in sorted({*documents})]
+
+
+def join_parts(part: PartOfTree, bits: int, proofs: Sequence[Proof] = (), place: tuple[int, int] = (0, 0)) -> Subtree:
+    """Return the part of the tree at a place (depth, first bits of the ids), and extend the proofs that lead there.
+
+    It is joined from the parts at depth `bits`. `part` is called once for each of them, in order.
+    """
     depth, prefix = place
-    if depth == bucket_bits:
-        return _below(bucket(prefix), depth, proofs)
+    if depth == bits:
+        return part(prefix, proofs)
     cut = _cut([proof.doc_id for proof in proofs], depth)
     sides = (proofs[:cut], proofs[cut:])
-    nodes = [_top(bucket, bucket_bits, (depth + 1, 2 * prefix + side), own) for side, own in enumerate(sides)]
+    nodes = [join_parts(part, bits, own, (depth + 1, 2 * prefix + side)) for side, own in enumerate(sides)]
     return _join((nodes[0], nodes[1]), sides)
 
 
-def _below(leaves: Sequence[Leaf], depth: int, proofs: Sequence[Proof]) -> Subtree:
-    """Return the part of the tree with these leaves, which share the first `depth` bits, and extend the proofs."""
+def join_leaves(leaves: Sequence[Leaf], depth: int, proofs: Sequence[Proof] = ()) -> Subtree:
+    """Return the part of the tree with these leaves, which share the first `depth` bits, and extend the proofs.
+
+    The leaves are sorted by id.
+    """
     if len(leaves) < 2:
         only = leaves[0] if leaves else None
         for proof in proofs:
@@ -99,7 +133,7 @@ def _below(leaves: Sequence[Leaf], depth: int, proofs: Sequence[Proof]) -> Subtr
     cut = _cut([leaf.doc_id for leaf in leaves], depth)
     middle = _cut([proof.doc_id for proof in proofs], depth)
     sides = (proofs[:middle], proofs[middle:])
-    nodes = (_below(leaves[:cut], depth + 1, sides[0]), _below(leaves[cut:], depth + 1, sides[1]))
+    nodes = (join_leaves(leaves[:cut], depth + 1, sides[0]), join_leaves(leaves[cut:], depth + 1, sides[1]))
     return _join(nodes, sides)
 
 
@@ -137,3 +171,15 @@ def merge_places(places: Sequence[tuple[bytes, bytes]]) -> Iterator[Leaf]:
         if row == len(places) or places[row][0] != places[first][0]:
             yield Leaf(places[first][0], tuple(value for _, value in places[first:row]))
             first = row
+
+
+def prefix_of(doc_id: bytes, bits: int) -> int:
+    """Return the first `bits` bits of an id as a number."""
+    return int.from_bytes(doc_id, "big") >> MAX_DEPTH - bits
+
+
+def value_of(stream: str, tokens: bytes | memoryview) -> bytes:
+    """Return the value of a document's leaf: SHA-256 of the name of its stream, a zero byte, and its tokens."""
+    digest = hashlib.sha256(f"{stream}\0".encode())
+    digest.update(tokens)
+    return digest.digest()

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from pydantic import ValidationError
 
 from pipeline.engine.parquet import open_parquet, write_group
+from pipeline.membership.index import canonical_metadata
 from pipeline.takedown.check_result import NO_DOCUMENT, CheckResult, judge_shared_spans
 from pipeline.takedown.commit import DERIVED_FILES, unreferenced_files
 from pipeline.takedown.membership import check_membership
@@ -41,7 +42,7 @@ from schemas.takedown import (
     salted_digest,
     takedown_ancestry,
 )
-from schemas.tokens import BY_URL, SHARD_DOCS, read_shards, shard_schema
+from schemas.tokens import BY_ID, BY_URL, SHARD_DOCS, read_shards, shard_schema
 from schemas.versions import DATASET, attached_runs
 
 # The canonical bytes of a file: its rows, encoded again by the writer of such files.
@@ -101,16 +102,17 @@ def canonical_digest(name: str, table: TableVersion, key: str) -> str:
         for number in range(reader.num_record_batches):
             batch = reader.get_batch(number)
             writer_of.write_batch(
-                pa.RecordBatch.from_arrays([_exact(column) for column in batch.columns], schema=schema)
+                pa.RecordBatch.from_arrays([_exact(column) for column in batch.columns], schema=schema),
+                canonical_metadata(table, key, number),
             )
         writer_of.close()
     return sink.sha256
 
 
 def _schema_of(key: str, contract: Mapping[str, Any]) -> pa.Schema:
-    """Return the Arrow schema of a dataset file: a shard, a document index or a bucket of the index by URL."""
-    if key.startswith("by_url/"):
-        return BY_URL
+    """Return the Arrow schema of a dataset file: a shard, a document index or a file of the index by URL or by id."""
+    if key.startswith(("by_url/", "by_id/")):
+        return BY_URL if key.startswith("by_url/") else BY_ID
     dtype = "uint16" if contract["vocab_size"] <= 1 << 16 else "uint32"
     return SHARD_DOCS if key.endswith(".docs") else shard_schema(dtype)
 
@@ -411,7 +413,7 @@ def _check_shards(table: TableVersion, certificate: Certificate, checked: CheckR
                     rows.check_tombstones(first, tokens, tombstone, (where, checked))
                     first += len(tokens)
                 checked.tokens += first
-    for path in table.manifest.paths_of("by_url/"):
+    for path in (*table.manifest.paths_of("by_url/"), *table.manifest.paths_of("by_id/")):
         with folder.open_unchecked(path) as file:
             ids = pa.ipc.open_file(file).read_all().column("doc_id").to_pylist()
         if number := sum(salted_digest(certificate.salt, "document", own) in removed for own in ids):

@@ -11,13 +11,14 @@ from pathlib import Path
 
 from pipeline.membership.check_proof import check_proof
 from pipeline.membership.dataset import prove_documents, write_leaves
+from pipeline.membership.index import MembershipIndex, open_index
 from pipeline.membership.tree import Proof
 from pipeline.takedown.check_result import CheckResult
 from schemas.ids import canonical_json
 from schemas.manifest import TableVersion
 from schemas.storage import Store
-from schemas.takedown import MEMBERSHIP, Certificate, MembershipRoots, proofs_name, salted_digest
-from schemas.tokens import Dataset, read_shards
+from schemas.takedown import Certificate, MembershipRoots, proofs_name, salted_digest
+from schemas.tokens import MEMBERSHIP, Dataset, read_shards
 
 WHEN = ("before", "after")
 
@@ -39,13 +40,21 @@ class RemovalProofs:
         return MembershipRoots(before=self.before, after=self.after)
 
 
-def prove_removal(dataset: Dataset, documents: frozenset[bytes]) -> RemovalProofs:
-    """Return the proofs of documents against the roots of a dataset with them and without them; reads every shard."""
+def prove_removal(
+    dataset: Dataset, documents: frozenset[bytes], indexes: tuple[MembershipIndex, MembershipIndex] | None
+) -> RemovalProofs:
+    """Return the proofs of documents against the roots of a dataset with them and without them.
+
+    `indexes` are those before and after; None = the dataset has no index by id, so every shard is read.
+    """
+    if indexes is not None:
+        old, new = indexes
+        return RemovalProofs(old.root, new.root, (old.prove(documents), new.prove(documents)))
     with tempfile.TemporaryDirectory() as folder:
         shards = [shard for own in dataset.streams.values() for shard in own]
         leaves = write_leaves(dataset.folder, shards, Path(folder))
-        (before, old), (after, new) = leaves.prove(documents), leaves.prove(documents, without=documents)
-    return RemovalProofs(before, after, (old, new))
+        (before, with_them), (after, without) = leaves.prove(documents), leaves.prove(documents, without=documents)
+    return RemovalProofs(before, after, (with_them, without))
 
 
 def write_proofs(run: Store, identifier: str, membership: RemovalProofs) -> None:
@@ -60,22 +69,26 @@ def encode_proofs(proofs: Sequence[Proof]) -> bytes:
 
 
 def check_membership(run: Store, table: TableVersion, certificate: Certificate, checked: CheckResult) -> None:
-    """Check the roots of a certificate against the dataset and the files of proofs.
+    """Check the index by id of the dataset, and the roots and proofs of a certificate that has them.
 
-    The root after is computed again from all shards, unless a later takedown has replaced that version. A file of
-    proofs that this copy of the run lacks is noted.
+    The root is computed again from all shards and from the index. The root after is compared with it unless a later
+    takedown has replaced that version. A file of proofs that this copy of the run lacks is noted.
     """
     roots, change = certificate.membership, certificate.tables.get("tokens")
-    if roots is None:
-        return
-    if change and table.manifest.digest == change.after:
+    index = open_index(table.folder, table.manifest, checked=False)
+    after = roots.after if roots and change and table.manifest.digest == change.after else None
+    if index is not None or after is not None:
         actual = prove_documents(table.folder, read_shards(table.folder, table.manifest)[1], ())[0]
         stated = table.manifest.content.figures.get(MEMBERSHIP)
-        if not stated == actual == roots.after:
+        if not stated == actual == (after or actual):
             checked.problems.append(
-                f"tokens: expected Merkle root {roots.after}, got {stated} in its manifest and {actual} from its "
+                f"tokens: expected Merkle root {after or stated}, got {stated} in its manifest and {actual} from its "
                 "shards. Restore them from a backup."
             )
+    if index is not None:
+        index.check()
+    if roots is None:
+        return
     for when, root in zip(WHEN, (roots.before, roots.after), strict=True):
         name = proofs_name(certificate.id, when)
         if run.exists(name):

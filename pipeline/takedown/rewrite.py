@@ -22,6 +22,7 @@ import pyarrow as pa
 from pipeline.engine.parquet import WrittenFile
 from pipeline.engine.part import PartResult, complete_part, delete_incomplete_parts
 from pipeline.engine.step import add_figures
+from pipeline.membership.index import cut_index_file, open_index
 from pipeline.takedown.figures import Facts, counts_of, facts_of, without
 from pipeline.takedown.membership import RemovalProofs, prove_removal
 from pipeline.takedown.shards import (
@@ -58,7 +59,6 @@ from schemas.storage import Store
 from schemas.tables import TABLES, Table
 from schemas.takedown import (
     FIGURE,
-    MEMBERSHIP,
     Descent,
     FileChange,
     Mode,
@@ -66,7 +66,7 @@ from schemas.takedown import (
     origin_digest,
     positions_digest,
 )
-from schemas.tokens import Dataset, open_dataset, shard_key
+from schemas.tokens import MEMBERSHIP, Dataset, open_dataset, shard_key
 from schemas.versions import DATASET
 
 
@@ -81,7 +81,7 @@ class Removal:
     most_traces: int
     """Maximum number of spans of a document's tokens, and of each of its texts, whose digests are recorded."""
     prove: bool = False
-    """True = the Merkle roots of the dataset are computed, with proofs of the documents, which reads every shard."""
+    """True = proofs of the documents against the Merkle roots of the dataset are made."""
     membership: RemovalProofs | None = None
     """These proofs, once the dataset was rewritten."""
     num_tokens: dict[bytes, int] = field(default_factory=dict)
@@ -242,7 +242,7 @@ def _result(files: Sequence[WrittenFile], **figures: Any) -> PartResult:
 
 
 def _rewrite_dataset(run: Store, draft: _Draft, removal: Removal) -> None:
-    """Write new versions of the shards, document indexes and URL index buckets that hold documents to remove."""
+    """Write new versions of the shards, document indexes and files of both indexes that hold documents to remove."""
     dataset = open_dataset(run)
     targets = find_removed_rows(dataset, removal.documents)
     ids, paths = removal.ids, dataset.manifest.paths
@@ -258,11 +258,7 @@ def _rewrite_dataset(run: Store, draft: _Draft, removal: Removal) -> None:
         for part in pool.map(partial(complete_part, draft.folder), range(len(writes)), writes):
             draft.add(part)
             removal.add_traces(part)
-    if targets:
-        draft.figures.pop(MEMBERSHIP, None)  # it is the root of the old version
-    if removal.prove:
-        removal.membership = prove_removal(dataset, removal.documents)
-        draft.figures[MEMBERSHIP] = removal.membership.after
+    _rewrite_membership(dataset, draft, removal, first_part=len(writes))
     draft.spans = {shard_key(target.shard.stream, target.shard.number): target.spans for target in targets}
     draft.rows = sum(len(target.rows) for target in targets)
     draft.counts = _counts_of_dataset(draft, removal)
@@ -283,6 +279,30 @@ def _rewrite_dataset(run: Store, draft: _Draft, removal: Removal) -> None:
                 source: reduction | {"found_tokens": left[source]}
                 for source, reduction in draft.figures[MIX_RULE].items()
             }
+
+
+def _rewrite_membership(dataset: Dataset, draft: _Draft, removal: Removal, first_part: int) -> None:
+    """Write the files of the index by id without the documents, update the root, and make the proofs if asked for.
+
+    Numbers of parts start at `first_part`. A dataset without an index loses its root unless proofs are made.
+    """
+    before, after = open_index(dataset.folder, dataset.manifest), None
+    if before is not None:
+        numbers = before.files_with(removal.documents)
+        writes = [partial(cut_index_file, before.file(number), draft.folder, removal.documents) for number in numbers]
+        with ThreadPoolExecutor(max_workers=os.cpu_count()) as pool:
+            parts = [
+                *pool.map(partial(complete_part, draft.folder), range(first_part, first_part + len(writes)), writes)
+            ]
+        for part in parts:
+            draft.add(part)
+        after = before.replaced(draft.folder, dict(zip(numbers, parts, strict=True)))
+        draft.figures |= after.figures
+    elif draft.files:
+        draft.figures.pop(MEMBERSHIP, None)  # it is the root of the old version
+    if removal.prove:
+        removal.membership = prove_removal(dataset, removal.documents, (before, after) if before and after else None)
+        draft.figures[MEMBERSHIP] = removal.membership.after
 
 
 def _counts_of_dataset(draft: _Draft, removal: Removal) -> Counts:

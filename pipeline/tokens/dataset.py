@@ -23,6 +23,8 @@ from pipeline.engine.progress import doing
 from pipeline.engine.spark import dataframe_from_tasks, persist_on_disk, run_partitions
 from pipeline.engine.stage import Row
 from pipeline.engine.step import StepContext, TableResult
+from pipeline.membership.index import TOP, index_bits, membership_figures, write_index_file
+from pipeline.membership.tree import Subtree, value_of
 from pipeline.perplexity.stage import HEAD_CUT, MIDDLE_CUT
 from pipeline.tokens.shards import write_by_url, write_shard
 from pipeline.tokens.streams import (
@@ -54,6 +56,7 @@ ENCODED = pa.schema(
         pa.field("stream", pa.string()),
         pa.field("key", pa.int64()),
         pa.field("tokens", pa.binary()),
+        pa.field("value", pa.binary()),
         pa.field("num_tokens", pa.int64()),
         pa.field("surt", pa.string()),
         pa.field("domain_key", pa.int64()),
@@ -76,8 +79,8 @@ FROM_CLEAN = [
     "text",
     "drop_stage",
 ]
-FILES = ("tokens", "docs", "by_url")
-"""Names of the files of a part, in the order of the manifest: a shard has the first two, the URL index the third."""
+FILES = ("tokens", "docs", "by_url", "by_id")
+"""Names of the files of a part, in the order of the manifest. A shard has the first two, an index one of the others."""
 DOMAINS_PER_BUCKET = 1_000_000
 """Approximate number of documents in a file of the URL index."""
 
@@ -109,7 +112,7 @@ class StreamTotal:
 
 
 def build_tokens(build: StepContext) -> dict[str, TableResult]:
-    """Write the token dataset: the shards, a document index for each shard, and the URL index.
+    """Write the token dataset: the shards, a document index for each shard, the URL index, and the index by id.
 
     Raises ContractError if `clean` has no kept documents. Raises ConfigError if the mix and the
     dataset have different sources, or if the mix keeps no training document of a source.
@@ -135,6 +138,7 @@ def build_tokens(build: StepContext) -> dict[str, TableResult]:
     folder = build.folders["tokens"]
     shards = write_shards(numbered, plan, contract, folder)
     results = shards + write_index(numbered, totals, folder, first_part=len(shards))
+    results += write_by_id(numbered, totals, folder, first_part=len(results))
     encoded.unpersist()
     built = collect_results(results, totals, build.inputs["clean"].manifest.content.counts.rows_kept)
     built.figures |= figures
@@ -215,6 +219,7 @@ def encode_part(task: EncodeTask) -> Iterator[pa.RecordBatch]:
             ids = np.concatenate([before, ids.astype(contract.dtype, copy=False), after])
             row["key"] = shuffle_key(config.seed, row["doc_id"])
             row["tokens"], row["num_tokens"] = ids.tobytes(), len(ids)
+            row["value"] = value_of(row["stream"], row["tokens"])
             row["surt"] = surt(row["url"] or "")
             row["domain_key"] = shuffle_key(0, (row["domain"] or "").encode())
         columns = {field.name: [row.get(field.name) for row in rows] for field in ENCODED}
@@ -256,7 +261,7 @@ def write_shards(
     """Write every shard and its document index; return one result for each shard, which lists both files."""
     shards = [(name, number) for name, count in plan.items() for number in range(count)]
     shared = numbered.sparkSession.sparkContext.broadcast(shards)
-    frame = numbered.drop("surt", "domain_key").repartitionById(len(shards), F.col("place"))
+    frame = numbered.drop("surt", "domain_key", "value").repartitionById(len(shards), F.col("place"))
     frame = frame.drop("place", "shard").sortWithinPartitions("key", "doc_id")
 
     def write(number: int, batches: Iterator[pa.RecordBatch]) -> TaskResult:
@@ -284,16 +289,37 @@ def write_index(
     return [PartResult.from_json(result) for result in run_partitions(frame, write, "write the URL index")]
 
 
+def write_by_id(
+    numbered: DataFrame, totals: Mapping[str, StreamTotal], folder: Store, first_part: int
+) -> list[PartResult]:
+    """Write the index by id and return a result for each of its parts. Part numbers start at `first_part`.
+
+    A part has the documents whose ids begin with the same bits.
+    """
+    bits = index_bits(sum(total.documents for total in totals.values()))
+    beginning = F.conv(F.hex(F.substring("doc_id", 1, 4)), 16, 10).cast("long")
+    frame = numbered.select("doc_id", "value")
+    frame = frame.repartitionById(1 << bits.file, F.shiftright(beginning, 32 - bits.file).cast("int"))
+    frame = frame.sortWithinPartitions("doc_id", "value")
+
+    def write(number: int, batches: Iterator[pa.RecordBatch]) -> TaskResult:
+        part = partial(write_index_file, folder, number, batches, bits)
+        return complete_part(folder, first_part + number, part).to_json()
+
+    return [PartResult.from_json(result) for result in run_partitions(frame, write, "write the index by id")]
+
+
 def collect_results(results: Sequence[PartResult], totals: Mapping[str, StreamTotal], rows_in: int) -> TableResult:
     """Return the dataset's files, row counts and `figures`.
 
     `figures` has two entries by stream: `streams`, the number of tokens in each shard, and `documents`, the number of
-    documents. Raises ContractError if the shards of a stream do not contain all tokens of the stream, or if the URL
-    index and the shards do not have as many documents as the streams.
+    documents; and those of the Merkle tree. Raises ContractError if the shards of a stream do not contain all tokens of
+    the stream, or if the indexes and the shards do not have as many documents as the streams.
     """
     built = TableResult()
     streams: dict[str, list[int]] = {}
-    documents = indexed = 0
+    documents = by_url = by_id = 0
+    tops: list[Subtree] = []
     for result in results:
         for name in FILES:
             if name in result.files:
@@ -302,7 +328,10 @@ def collect_results(results: Sequence[PartResult], totals: Mapping[str, StreamTo
         for stream, tokens in result.figures.get("tokens", {}).items():
             streams.setdefault(stream, []).append(tokens)
             documents += result.counts.rows_in
-        indexed += result.counts.rows_in if "by_url" in result.files else 0
+        by_url += result.counts.rows_in if "by_url" in result.files else 0
+        if "by_id" in result.files:
+            by_id += result.counts.rows_in
+            tops.append(Subtree.from_json(result.figures[TOP]))
     for name, total in totals.items():
         written = sum(streams.get(name, ()))
         if written != total.tokens:
@@ -311,10 +340,10 @@ def collect_results(results: Sequence[PartResult], totals: Mapping[str, StreamTo
                 "Run `penstock run` again."
             )
     expected = sum(total.documents for total in totals.values())
-    if (documents, indexed) != (expected, expected):
+    if {documents, by_url, by_id} != {expected}:
         raise ContractError(
-            f"tokens: expected {expected} documents in the shards and in the URL index, got {documents} and {indexed}. "
-            "Run `penstock run` again."
+            f"tokens: expected {expected} documents in the shards, in the URL index and in the index by id, got "
+            f"{documents}, {by_url} and {by_id}. Run `penstock run` again."
         )
     left_out = sum(total.left_out for total in totals.values())
     built.counts = Counts(rows_in=rows_in, rows_kept=documents, dropped={f"{TOKENS.name}/{MIX_RULE}": left_out})
@@ -322,5 +351,6 @@ def collect_results(results: Sequence[PartResult], totals: Mapping[str, StreamTo
     built.figures = {
         "streams": streams,
         "documents": {name: total.documents for name, total in totals.items() if total.documents},
+        **membership_figures(tops),
     }
     return built

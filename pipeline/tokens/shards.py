@@ -3,7 +3,7 @@
 Every record batch is built from new arrays. A slice of a larger array would write the bytes outside the slice too.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -25,10 +25,10 @@ class IpcWriter(FileWriter):
         options = pa.ipc.IpcWriteOptions(compression=None)
         self._writer = pa.ipc.new_file(pa.PythonFile(self._sink, mode="w"), schema, options=options)
 
-    def write(self, arrays: list[pa.Array]) -> None:
-        """Write one record batch from its columns, in the order of the schema."""
+    def write(self, arrays: list[pa.Array], metadata: Mapping[str, bytes] | None = None) -> None:
+        """Write one record batch from its columns, in the order of the schema, and its metadata."""
         batch = pa.RecordBatch.from_arrays(arrays, schema=self._schema)
-        self._writer.write_batch(batch)
+        self._writer.write_batch(batch, metadata)
         self._sink.end_block()
         self.num_rows += batch.num_rows
 

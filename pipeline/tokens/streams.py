@@ -145,9 +145,11 @@ def mix_file(config: TokensConfig) -> dict[str, str]:
 
 REHYDRATING = 2
 """First version of the step that gives the documents of each weight a stream of their own."""
+INDEXED_BY_ID = 3
+"""First version of the step that writes the index by id."""
 TOKENS = Relation(
     name="tokens",
-    version=REHYDRATING,
+    version=INDEXED_BY_ID,
     config=TokensConfig,
     reasons={MIX_RULE: "a training document beyond the share of its source that `tokens.mix` keeps, chosen by hash"},
     models=mix_file,

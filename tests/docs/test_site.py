@@ -27,7 +27,7 @@ from jobs.cli import list_verbs
 from jobs.recipe import recipe_sections, shipped_recipes
 from schemas.field_docs import arrow_text
 from schemas.tables import TABLES, entries_of
-from schemas.tokens import BY_URL, SHARD_DOCS
+from schemas.tokens import BY_ID, BY_URL, SHARD_DOCS
 from tests.support.paths import ROOT
 from train.monitor.metrics import HeldoutMetrics, StepMetrics
 
@@ -91,7 +91,7 @@ def test_every_verb_argument_and_setting_has_an_entry() -> None:
 
 def test_every_column_has_a_meaning() -> None:
     schemas = {name: table.schema for name, table in TABLES.items() if table.schema is not None}
-    schemas |= {"docs": SHARD_DOCS, "by_url": BY_URL}
+    schemas |= {"docs": SHARD_DOCS, "by_url": BY_URL, "by_id": BY_ID}
     text = pages()["reference/tables.md"]
     for name, schema in schemas.items():
         for column in schema:

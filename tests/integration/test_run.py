@@ -7,6 +7,7 @@ import shutil
 from collections import Counter
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -18,6 +19,8 @@ from pipeline.inspect.diff import compare_runs, open_compared_run
 from pipeline.inspect.document_text import format_document
 from pipeline.inspect.show import column_equals, find_documents, parse_where
 from pipeline.inspect.whatif import KEPT_VERDICT, kept_tokens, predict, token_rates
+from pipeline.membership.dataset import check_index, prove_in, tables_of
+from pipeline.membership.tree import Leaf, build_tree, value_of
 from pipeline.report.facts import collect_facts
 from pipeline.report.funnel import checks, funnel_rows
 from pipeline.report.page import write_report
@@ -205,6 +208,23 @@ def test_a_source_is_cut_into_buckets_by_what_was_measured(finished):
     assert figures["documents"] == Counter(row["stream"] for row in rows)
     named = {row["doc_id"]: row["stream"] for path in dataset.by_url for row in rows_of_file(dataset, path)}
     assert named == {row["doc_id"]: row["stream"] for row in rows}
+
+
+def test_the_manifest_has_the_root_of_all_documents(finished):
+    """The root is that of the shards, and every document, its stream and its tokens are proven against it."""
+    dataset = open_dataset(finished)
+    rows = documents_of(dataset)
+    leaves = [
+        Leaf(row["doc_id"], (value_of(row["stream"], np.array(row["tokens"], dataset.tokenizer.dtype).tobytes()),))
+        for row in sorted(rows, key=lambda row: row["doc_id"])
+    ]
+    root = build_tree(lambda _: leaves, 0)[0].hex()
+    assert dataset.manifest.content.figures["membership"] == root
+    (table,) = tables_of(dataset)
+    proven = prove_in(table, [row["doc_id"] for row in rows])
+    assert (proven.root, [proof.leaf for proof in proven.proofs]) == (root, leaves)
+    assert proven.has_index
+    assert check_index(table)
 
 
 def rows_of_file(dataset, path: str) -> list[dict]:

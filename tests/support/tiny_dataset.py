@@ -13,20 +13,25 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
+from pipeline.membership.index import TOP, IndexBits, membership_figures, write_index_file
+from pipeline.membership.tree import Subtree, prefix_of, value_of
 from schemas.blocks import BlockSums, parse_blocks
 from schemas.ids import doc_id, shuffle_key
 from schemas.manifest import RunFile, make_manifest, write_manifest, write_run
 from schemas.storage import Store
 from schemas.tokens import (
     BATCH_DOCUMENTS,
+    BY_ID,
     BY_URL,
     HELDOUT,
     RESERVED,
     SHARD_DOCS,
     TRAIN,
     TokenizerContract,
+    by_id_key,
     docs_key,
     open_dataset,
     shard_key,
@@ -38,6 +43,8 @@ from train.data.verify import VERIFIED_NAME
 NUM_BUCKETS = 4
 TOKENS = ".tokens"
 """End of the key of a token file."""
+TINY_INDEX = IndexBits(file=1, batch=3)
+"""The index by id of a tiny dataset has two files of four record batches each."""
 SUCCESSORS = (0.55, 0.25, 0.15, 0.05)
 
 
@@ -85,11 +92,12 @@ def make_tiny_dataset(
     seed: int = 0,
     suffix: str = "",
     documents: Callable[[str, int, TokenizerContract, int, str], Iterator[dict[str, Any]]] = tiny_documents,
+    index_bits: IndexBits | None = TINY_INDEX,
 ) -> Store:
     """Return a run folder with the tables `tokenizer` and `tokens`.
 
     `sources`: number of documents by source; `suffix`: end of the names of the input files; `documents`: yields the
-    rows of a source, as `tiny_documents` does.
+    rows of a source, as `tiny_documents` does; `index_bits`: of the index by id, None = without it.
     """
     sources = {"web": 60, "books": 20} if sources is None else sources
     run = Store(str(folder))
@@ -112,6 +120,7 @@ def make_tiny_dataset(
     _write_by_url(files, index)
     total = sum(sources.values())
     figures = {"tokenizer": contract.model_dump(mode="json"), "streams": streams, "chunk_tokens": chunk_tokens}
+    figures |= _write_by_id(files, index, contract.dtype, index_bits) if index_bits else {}
     config = {"tokens": {"seed": seed}} if seed else {}
     _commit(files, "tokens", {"rows_in": total, "rows_kept": total}, figures, config)
     write_run(run, RunFile(tables={"tokenizer": "v-0000000071a9", "tokens": "v-0000000071a9"}))
@@ -238,6 +247,21 @@ def _write_by_url(files: _Files, rows: list[dict[str, Any]]) -> None:
         buckets[shuffle_key(0, row["domain"].encode()) % NUM_BUCKETS].append(row)
     for number, bucket in enumerate(buckets):
         files.write_arrow(f"by_url/{number:05d}", f"by_url/{number:05d}.arrow", BY_URL, bucket)
+
+
+def _write_by_id(files: _Files, rows: list[dict[str, Any]], dtype: str, bits: IndexBits) -> dict[str, Any]:
+    """Write the index by id, and return the figures of the Merkle tree."""
+    columns: list[list[tuple[bytes, bytes]]] = [[] for _ in range(1 << bits.file)]
+    for row in rows:
+        value = value_of(row["stream"], np.array(row["tokens"], dtype).tobytes())
+        columns[prefix_of(row["doc_id"], bits.file)].append((row["doc_id"], value))
+    tops = []
+    for number, own in enumerate(columns):
+        batch = pa.RecordBatch.from_pylist([{"doc_id": key, "value": value} for key, value in sorted(own)], BY_ID)
+        part = write_index_file(files.folder, number, iter([batch]), bits)
+        tops.append(Subtree.from_json(part.figures[TOP]))
+        files.add(by_id_key(number), part.files["by_id"].path, len(own))
+    return membership_figures(tops)
 
 
 def replace_token(run: Store, stream: str) -> str:

@@ -7,6 +7,7 @@ import pytest
 from jobs.cli import main
 from schemas.manifest import RunFile, make_manifest, open_table, read_run, write_manifest, write_run
 from schemas.storage import Store
+from schemas.tokens import MEMBERSHIP, MEMBERSHIP_PARTS
 from schemas.versions import attach_run
 from tests.support.tiny_dataset import flip_byte, make_tiny_dataset
 
@@ -47,6 +48,30 @@ def test_a_dataset_without_the_tables_it_was_made_from_is_read(run: Store, capsy
     folder, manifest = open_table(run, "tokens")
     flip_byte(folder.path(next(iter(manifest.paths.values()))))
     assert main(["verify", run.uri]) == 2
+
+
+def test_the_index_by_id_is_compared_with_the_shards_if_every_file_is_read(
+    run: Store, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its files have the digests of the manifest, but are those of another dataset."""
+    folder, manifest = open_table(run, "tokens")
+    other_folder, other = open_table(make_tiny_dataset(tmp_path / "other", {"web": 21}), "tokens")
+    raw = manifest.model_dump(mode="json")
+    for name in (MEMBERSHIP, MEMBERSHIP_PARTS):
+        raw["content"]["figures"][name] = other.content.figures[name]
+    entries = {entry.key: entry for entry in other.content.files if entry.key.startswith("by_id/")}
+    raw["content"]["files"] = [
+        entries[entry["key"]].model_dump() if entry["key"] in entries else entry for entry in raw["content"]["files"]
+    ]
+    for key in entries:
+        Path(folder.path(other.paths[key])).write_bytes(Path(other_folder.path(other.paths[key])).read_bytes())
+        raw["run"]["paths"][key] = str(other.paths[key])
+    folder.delete("manifest.json")
+    write_manifest(folder, make_manifest(raw["content"], raw["run"], "tokens"))
+    assert main(["verify", run.uri]) == 0
+    assert main(["verify", run.uri, "--paranoid"]) == 2
+    root = other.content.figures[MEMBERSHIP]
+    assert f"expected Merkle root {root} of its index by id, got " in capsys.readouterr().err
 
 
 def test_a_run_without_tables(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,15 +7,19 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 from jobs.cli import main
 from pipeline.membership import dataset as membership
 from pipeline.membership.dataset import prove_documents
-from pipeline.membership.tree import Leaf, build_tree
+from pipeline.membership.index import membership_figures
+from pipeline.membership.tree import EMPTY, Leaf, Subtree, build_tree
 from schemas.manifest import open_table
 from schemas.storage import Store
-from schemas.takedown import MEMBERSHIP, Certificate, MembershipRoots
+from schemas.takedown import Certificate, MembershipRoots
+from schemas.tokens import MEMBERS, MEMBERSHIP, MEMBERSHIP_PARTS, by_id_key
+from schemas.union import write_union
 from tests.support.tiny_dataset import make_tiny_dataset
 from tests.support.tiny_takedown import certificates, documents_of, opened, take_down
 
@@ -130,14 +134,121 @@ def test_a_takedown_proves_presence_before_and_absence_after(run: Path, checker:
     assert take_down(run, check=f"takedowns/{certificate.id}.json") == 0
 
 
-def test_a_later_takedown_without_proofs_has_no_root(run: Path, capsys) -> None:
+def test_every_takedown_has_a_root(run: Path, capsys) -> None:
     first, second = (documents_of(opened(run))[row]["doc_id"].hex() for row in (8, 30))
     assert take_down(run, doc=[first], prove=True) == 0
     (earlier,) = certificates(run)
     assert take_down(run, doc=[second]) == 0
-    assert MEMBERSHIP not in open_table(Store(str(run)), "tokens")[1].content.figures
-    assert [own.membership for own in certificates(run) if own.id != earlier.id] == [None]
-    assert take_down(run, check=f"takedowns/{earlier.id}.json") == 0  # its proofs are still checked
+    assert opened(run).manifest.content.figures[MEMBERSHIP] == root_of(run)
+    (later,) = (own for own in certificates(run) if own.id != earlier.id)
+    assert later.membership is None
+    rewritten = [change.key for change in later.tables["tokens"].rewritten if change.key.startswith("by_id/")]
+    assert rewritten == [by_id_key(bytes.fromhex(second)[0] >> 7)]
+    for certificate in (earlier, later):
+        assert (
+            take_down(run, check=f"takedowns/{certificate.id}.json") == 0
+        )  # the proofs of the first are still checked
+    left = {row["doc_id"] for row in ids_of(run)}
+    assert not left & {bytes.fromhex(first), bytes.fromhex(second)}
+    assert len(left) == 78
+
+
+def ids_of(run: Path) -> list[dict]:
+    """The rows of the index by id."""
+    dataset = opened(run)
+    paths = dataset.manifest.paths_of("by_id/")
+    return [row for path in paths for row in pa.ipc.open_file(dataset.folder.open_input(path)).read_all().to_pylist()]
+
+
+@pytest.mark.parametrize("prove", [False, True])
+def test_a_dataset_of_an_earlier_version_has_a_root_after_a_takedown_with_proofs(
+    tmp_path: Path, checker: Path, prove: bool, capsys
+) -> None:
+    folder = tmp_path / "older"
+    make_tiny_dataset(folder, {"web": 60, "books": 20}, index_bits=None)
+    assert MEMBERSHIP not in opened(folder).manifest.content.figures
+    first, second = (documents_of(opened(folder))[row]["doc_id"].hex() for row in (8, 30))
+    file = str(tmp_path / "proofs.jsonl")
+    assert main(["prove", str(folder), "--doc", first, "--out", file]) == 0
+    out = capsys.readouterr().out
+    assert "wrote it without an index by id, so all of its shards were read" in out
+    assert check(checker, file, root_of(folder), first) == (0, f"{first} present\n")
+    assert take_down(folder, doc=[first], prove=True) == 0
+    assert take_down(folder, doc=[second], prove=prove) == 0
+    assert opened(folder).manifest.content.figures.get(MEMBERSHIP) == (root_of(folder) if prove else None)
+    for certificate in certificates(folder):
+        assert take_down(folder, check=f"takedowns/{certificate.id}.json") == 0
+
+
+def test_proofs_of_a_union_are_those_of_its_members(run: Path, checker: Path, tmp_path: Path, capsys) -> None:
+    make_tiny_dataset(tmp_path / "second", {"web": 20, "news": 15}, suffix="b")
+    make_tiny_dataset(tmp_path / "third", {"web": 20}, index_bits=None)  # the first 20 documents of `run`
+    members = [run, tmp_path / "second", tmp_path / "third"]
+    union = tmp_path / "union"
+    write_union(Store(str(union)), [Store(str(own)) for own in members])
+    both, second = (
+        documents_of(opened(members[2]))[0]["doc_id"].hex(),
+        documents_of(opened(members[1]))[3]["doc_id"].hex(),
+    )
+    names = [opened(own).digest[:12] for own in members]
+    documents = {both: [0, 2], second: [1], ABSENT: []}
+    words = [word for own in documents for word in ("--doc", own)]
+    assert main(["prove", str(union), *words, "--out", str(tmp_path / "proofs.jsonl")]) == 0
+    out = capsys.readouterr().out
+    assert "a union of 3; a document is absent if no member has it\n" in out
+    for document, owners in documents.items():
+        state = f"present in {', '.join(names[own] for own in owners)}" if owners else "absent"
+        assert f"  {document}  {state}\n" in out
+        for number, (member, name) in enumerate(zip(members, names, strict=True)):
+            result = check(checker, str(tmp_path / f"proofs-{name}.jsonl"), root_of(member), document)
+            assert result == (0, f"{document} {'present' if number in owners else 'absent'}\n")
+    assert all(f"root {root_of(member)}\n" in out for member in members)
+    assert out.count("without an index by id") == 1
+    entries = opened(union).manifest.content.figures[MEMBERS]
+    assert [entry.get(MEMBERSHIP) for entry in entries] == [root_of(members[0]), root_of(members[1]), None]
+    assert main(["verify", str(union), "--paranoid"]) == 0
+
+
+@pytest.mark.parametrize("what", ["root", "parts", "row"])
+def test_the_check_of_a_takedown_compares_the_index_with_the_shards(run: Path, what: str, capsys) -> None:
+    removed = documents_of(opened(run))[8]["doc_id"]
+    assert take_down(run, doc=[removed.hex()]) == 0
+    (certificate,) = certificates(run)
+    store, manifest = open_table(Store(str(run)), "tokens")
+    raw = manifest.model_dump(mode="json")
+    figures = raw["content"]["figures"]
+    if what == "root":
+        figures[MEMBERSHIP] = "11" * 32
+    elif what == "parts":
+        figures |= membership_figures([Subtree(EMPTY), Subtree(EMPTY)])
+    else:  # the old file, in which the removed document is still listed
+        old = json.loads((run / f"takedowns/{certificate.id}/tokens.json").read_text())
+        key = by_id_key(removed[0] >> 7)
+        write_old_file(run, raw, key)
+        figures |= {name: old["content"]["figures"][name] for name in (MEMBERSHIP, MEMBERSHIP_PARTS)}
+    Path(store.path("manifest.json")).write_text(json.dumps(raw))
+    assert take_down(run, check=f"takedowns/{certificate.id}.json") == 1
+    out = capsys.readouterr().out
+    assert {
+        "root": "the Merkle root of its index by id",
+        "parts": "expected Merkle root",
+        "row": "expected Merkle root",
+    }[what] in out
+    if what == "row":
+        assert "by_id/" in out
+        assert "expected no removed document, got 1" in out
+
+
+def write_old_file(run: Path, raw: dict, key: str) -> None:
+    """Write the file of the index as it was before the takedown, made again from a run without it."""
+    make_tiny_dataset(run.with_name("before"), {"web": 60, "books": 20})
+    before = opened(run.with_name("before"))
+    path = before.folder.path(before.manifest.paths[key])
+    Path(opened(run).folder.path("old.arrow")).write_bytes(Path(path).read_bytes())
+    raw["run"]["paths"][key] = "old.arrow"
+    entry = next(entry for entry in raw["content"]["files"] if entry["key"] == key)
+    old = next(entry for entry in before.manifest.content.files if entry.key == key)
+    entry |= {"sha256": old.sha256, "bytes": old.bytes, "rows": old.rows}
 
 
 def test_the_check_reports_wrong_roots_and_proofs(run: Path, tmp_path: Path, capsys) -> None:

@@ -91,7 +91,7 @@ def test_only_touched_shards_are_rewritten_and_positions_kept(run: Path) -> None
         assert (now["doc_id"], now["url"], now["split"], now["length"]) == (REMOVED_ID, "", "", 0)
         assert [now[name] for name in ("domain", "date", "language", "cluster")] == [None] * 4
     rewritten = {change.key for change in certificates(run)[0].tables["tokens"].rewritten}
-    assert len(rewritten) == 3  # a shard, its documents, a bucket by URL
+    assert len(rewritten) == 4  # a shard, its documents, a bucket by URL, a file of the index by id
     for entry in old.manifest.content.files:
         path = new.manifest.paths[entry.key]
         assert path.startswith("../v-0000000071a9/") == (entry.key not in rewritten)

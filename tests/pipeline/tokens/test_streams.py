@@ -11,6 +11,8 @@ import pytest
 from jobs.recipe import read_recipe
 from pipeline.engine.parquet import WrittenFile
 from pipeline.engine.part import PartResult
+from pipeline.membership.index import TOP, membership_figures
+from pipeline.membership.tree import Subtree
 from pipeline.prepare import find_models
 from pipeline.stages import STEPS
 from pipeline.steps.requirements import check_buckets
@@ -215,28 +217,41 @@ def test_a_share_that_keeps_nothing_is_rejected() -> None:
         )
 
 
-def url_index(rows: int) -> PartResult:
-    """The result of a part of the URL index."""
-    written = WrittenFile("by_url/00000", "by_url/00000-x.arrow", rows, 1, "")
-    return PartResult({"by_url": written}, Counts(rows_in=rows, rows_kept=rows))
+TOP_OF_ALL = Subtree(bytes([1]) * 32)
 
 
-@pytest.mark.parametrize(("shards", "index"), [(2, 1), (2, 3), (2, None), (1, 2), (3, 2)])
-def test_the_url_index_and_the_shards_have_every_document(shards: int, index: int | None) -> None:
+def indexes(rows: int, by_id: int | None = None) -> list[PartResult]:
+    """The results of a part of the URL index, and of a part of the index by id."""
+    parts = []
+    for key, number in (("by_url", rows), ("by_id", rows if by_id is None else by_id)):
+        written = WrittenFile(f"{key}/00000", f"{key}/00000-x.arrow", number, 1, "")
+        parts.append(PartResult({key: written}, Counts(rows_in=number, rows_kept=number), {TOP: TOP_OF_ALL.to_json()}))
+    return parts
+
+
+@pytest.mark.parametrize(
+    ("shards", "by_url", "by_id"),
+    [(2, 1, 2), (2, 3, 2), (2, None, None), (1, 2, 2), (3, 2, 2), (2, 2, 1), (2, 2, 3)],
+)
+def test_the_indexes_and_the_shards_have_every_document(shards: int, by_url: int | None, by_id: int | None) -> None:
     totals = {"web/train": StreamTotal(2, 7, 0, 0)}
     written = PartResult({}, Counts(rows_in=shards, rows_kept=shards), {"tokens": {"web/train": 7}})
-    message = f"expected 2 documents in the shards and in the URL index, got {shards} and {index or 0}. Run `penstock"
+    message = f"in the index by id, got {shards}, {by_url or 0} and {by_id or 0}. Run `penstock"
     with pytest.raises(ContractError, match=message):
-        collect_results([written, *([url_index(index)] if index else [])], totals, 2)
+        collect_results([written, *(indexes(by_url, by_id) if by_url else [])], totals, 2)
     two = PartResult({}, Counts(rows_in=2, rows_kept=2), {"tokens": {"web/train": 7}})
-    assert collect_results([two, url_index(2)], totals, 2).counts.rows_kept == 2
+    assert collect_results([two, *indexes(2)], totals, 2).counts.rows_kept == 2
 
 
 def test_a_mix_may_leave_out_all_documents_that_are_read_several_times() -> None:
     totals = {"web+x3/train": StreamTotal(0, 0, 2, 20), "web/train": StreamTotal(1, 7, 1, 10)}
     written = PartResult({}, Counts(rows_in=1, rows_kept=1), {"tokens": {"web/train": 7}})
-    built = collect_results([written, url_index(1)], totals, 4)
-    assert built.figures == {"streams": {"web/train": [7]}, "documents": {"web/train": 1}}
+    built = collect_results([written, *indexes(1)], totals, 4)
+    assert built.figures == {
+        "streams": {"web/train": [7]},
+        "documents": {"web/train": 1},
+        **membership_figures([TOP_OF_ALL]),
+    }
     assert built.counts == Counts(rows_in=4, rows_kept=1, dropped={"tokens/mix": 3})
     with pytest.raises(ContractError, match=r"expected 7 tokens in the shards of web/train, got 0\."):
         collect_results([], totals, 4)
