@@ -50,7 +50,7 @@ def read_key(path: str) -> bytes:
 def commitment(key: bytes, purpose: str) -> str:
     """Return a digest (hex) by which the owner of a key can later prove that a purpose used it.
 
-    The digest of a random key tells nothing about the key, and digests for two purposes cannot be related without it.
+    The digest of a random key reveals nothing about the key, and digests for two purposes cannot be related without it.
     """
     return hmac.new(key, f"penstock commitment {purpose}".encode(), hashlib.sha256).hexdigest()
 
