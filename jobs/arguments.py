@@ -1,6 +1,7 @@
 """The declaration of a verb (subcommand) of `penstock`, and the arguments that several verbs share."""
 
 import argparse
+import importlib.resources
 import math
 import re
 from collections.abc import Callable
@@ -96,3 +97,28 @@ def add_trust(parser: argparse.ArgumentParser) -> None:
 def add_verbose(parser: argparse.ArgumentParser) -> None:
     """Add the option `--verbose` of a verb that starts Spark."""
     parser.add_argument("--verbose", action="store_true", help="print the messages of Spark and of its workers too")
+
+
+class PrintScript(argparse.Action):
+    """An option that prints a script of the package and exits; `const` is the package and the file of the script.
+
+    No other argument is needed with it, also if the verb requires some.
+    """
+
+    def __call__(self, parser: argparse.ArgumentParser, *values: object) -> None:
+        """Print the script and exit."""
+        package, name = self.const
+        print((importlib.resources.files(package) / name).read_text(encoding="utf-8"), end="")
+        parser.exit()
+
+
+def add_checker(parser: argparse.ArgumentParser, package: str, name: str, checks: str) -> None:
+    """Add the option `--checker`, which prints a script. `checks`: what the script checks."""
+    parser.add_argument(
+        "--checker",
+        action=PrintScript,
+        nargs=0,
+        const=(package, name),
+        default=argparse.SUPPRESS,
+        help=f"print the script that checks {checks}, and do nothing else; it needs the standard library only",
+    )

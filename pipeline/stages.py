@@ -34,6 +34,7 @@ from pipeline.minhash.stage import SIGNATURE
 from pipeline.perplexity.paragraphs import PARAGRAPHS, check_paragraphs, cuts_paragraphs, stores_paragraphs
 from pipeline.perplexity.stage import PERPLEXITY
 from pipeline.pii.stage import PII, PiiConfig
+from pipeline.plant.stage import PLANT, PlantConfig
 from pipeline.quality.config import QualityConfig
 from pipeline.quality.recipe_rules import canonical_rules, rule_columns, with_rules
 from pipeline.quality.rules import SIGNALS_OF
@@ -165,7 +166,7 @@ STEPS: tuple[Step, ...] = (
     ),
     Step(
         writes=("clean", "personal_data"),
-        stages=(PII,),
+        stages=(PII, PLANT),
         reads=("documents", "text", "templates", "dedup", "paragraphs", "repeats"),
         build=build_clean,
         external_inputs=check_packages,
@@ -224,8 +225,8 @@ def checked_stages(recipe: Recipe) -> tuple[PerDocument, ...]:
 def steps_for(recipe: Recipe) -> tuple[Step, ...]:
     """Return the steps of this recipe's runs: STEPS with the stages and rules of the recipe.
 
-    A step has the stages TEMPLATES and PARAGRAPHS only if the recipe uses them there, so that other recipes keep their
-    fingerprints.
+    A step has the stages TEMPLATES, PARAGRAPHS and PLANT only if the recipe uses them there, so that other recipes keep
+    their fingerprints.
     Raises ConfigError if a stage or rule of the recipe is wrong, or if its limits of paragraphs cannot be applied.
     """
     for own in recipe.by_source().values():
@@ -277,6 +278,8 @@ def _is_in_use(stage: Stage, step: str, recipe: Recipe) -> bool:
     if stage is PARAGRAPHS:
         uses = stores_paragraphs if step == "scores" else cuts_paragraphs
         return any(uses(own) for own in recipe.by_source().values())
+    if stage is PLANT:
+        return recipe.section(PLANT.name, PlantConfig).share > 0
     return stage is not TEMPLATES or cuts_templates(recipe)
 
 

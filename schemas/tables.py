@@ -454,11 +454,19 @@ CLEAN = pa.schema(
         field("num_chars", pa.int64(), "length of this text", "code points"),
         field("num_bytes", pa.int64(), "length of this text", "bytes of UTF-8"),
         field("pii_counts", entries_of(pa.int32()), "replaced values by type", "occurrences"),
+        field(
+            "planted",
+            pa.int32(),
+            "copies of a planted identifier in the text, which no source has; the column is absent if plant.share is 0",
+            "lines",
+        ),
         *VERDICT,
     ]
 )
 """One row for every survivor of deduplication. Source, split, offset and length locate its record; URL, title, licence
 and meta are redacted."""
+NOT_PLANTED = CLEAN.remove(CLEAN.get_field_index("planted"))
+"""The columns of `clean` in a run whose recipe plants no identifiers."""
 
 PERSONAL_DATA = pa.schema(
     [
@@ -564,7 +572,13 @@ TABLES: Mapping[str, Table] = {
             schema=REPEATS,
             measured_again=True,
         ),
-        Table("clean", "The text of every survivor, personal data replaced", "survivor", CLEAN),
+        Table(
+            name="clean",
+            meaning="The text of every survivor, personal data replaced",
+            rows="survivor",
+            schema=CLEAN,
+            searchable=("planted",),
+        ),
         Table("personal_data", "The type and place of every replacement, without values", "other", PERSONAL_DATA),
         Table("tokenizer", "Model file and contract of the tokenizer", "other", ids=()),
         Table(

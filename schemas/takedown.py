@@ -267,6 +267,11 @@ def proofs_name(identifier: str, when: str) -> str:
     return f"{TAKEDOWNS}/{identifier}/proofs-{when}.jsonl"
 
 
+def planted_name(identifier: str, step: int) -> str:
+    """Return the path, relative to the run, of the test of a checkpoint for identifiers of a takedown's documents."""
+    return f"{TAKEDOWNS}/{identifier}/planted-{step:08d}.json"
+
+
 def parse_certificate(value: Any, where: str) -> Certificate:
     """Return the certificate in a JSON value. Raises ContractError if the value is not a certificate."""
     try:

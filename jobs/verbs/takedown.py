@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 
-from jobs.arguments import Command
+from jobs.arguments import Command, add_checker
 from pipeline.register.record import read_registrations, stale_commands
 from pipeline.takedown.certificate import check_certificate
 from pipeline.takedown.check_result import describe_check
@@ -21,6 +21,7 @@ from pipeline.takedown.commit import (
     papers_of,
     read_pending,
 )
+from pipeline.takedown.planted import check_planted
 from pipeline.takedown.select import (
     Selection,
     TakedownRequest,
@@ -99,6 +100,7 @@ def add_takedown_arguments(parser: argparse.ArgumentParser) -> None:
         help="check a certificate against the run, and write nothing; with --domain, --url or --doc, check also that "
         "the takedown was for these",
     )
+    add_checker(parser, "pipeline.takedown", "check_alone.py", "a certificate")
 
 
 def takedown_command(arguments: Arguments) -> int:
@@ -345,6 +347,7 @@ def _check(run: Store, name: str, request: TakedownRequest) -> int:
         )
     certificate = parse_certificate(store.read_json(place), name)
     checked = check_certificate(run, certificate)
+    check_planted(run, certificate, checked)
     items = request.items()
     found = requested_items(certificate, items)
     checked.problems += [

@@ -55,7 +55,7 @@ def calibrate_command(arguments: Arguments) -> int:
     """Measure the speed of this machine and write it as a device profile for `plan --gpu`."""
     options = {"ranks": arguments.ranks, "threads": arguments.threads}
     given = [word for name, value in options.items() if value is not None for word in (f"--{name}", str(value))]
-    return _in_torch("train.calibrate", arguments.profile, *given)
+    return in_torch("train.calibrate", arguments.profile, *given)
 
 
 def add_train_arguments(parser: argparse.ArgumentParser) -> None:
@@ -179,10 +179,10 @@ def generate_command(arguments: Arguments) -> int:
     command = [arguments.run, "--prompt", arguments.prompt]
     for name in ("tokens", "temperature", "seed"):
         command += [f"--{name}", str(getattr(arguments, name))]
-    return _in_torch("train.eval.generate", *command, *_step(arguments))
+    return in_torch("train.eval.generate", *command, *_step(arguments))
 
 
-def _in_torch(*command: str) -> int:
+def in_torch(*command: str) -> int:
     """Run a module of `train` in a child process and return its exit code, or 130 if it was interrupted."""
     program = [sys.executable, "-m", "train.start", "--quiet", *log_words(), *command]
     try:
@@ -216,7 +216,7 @@ def evaluate_command(arguments: argparse.Namespace) -> int:
     for name in ("step", "out"):
         if (value := getattr(arguments, name)) is not None:
             command += [f"--{name}", str(value)]
-    return _in_torch("train.eval.evaluate", arguments.run, *command)
+    return in_torch("train.eval.evaluate", arguments.run, *command)
 
 
 COMMANDS = {

@@ -14,7 +14,8 @@ from pipeline.disclosure.facts import DisclosedFacts
 from pipeline.disclosure.publish import MetadataFile, stated
 from pipeline.export.card import CONTEXT, CROISSANT_TYPES, PARQUET_TYPE
 from schemas.errors import ContractError
-from schemas.tables import CLEAN
+from schemas.planted import PURPOSE
+from schemas.tables import CLEAN, NOT_PLANTED
 from schemas.takedown import CROISSANT
 
 NAME = "croissant"
@@ -61,7 +62,7 @@ def croissant(facts: DisclosedFacts, answers: FactsFile) -> MetadataFile:
         "rai:dataCollectionTimeframe": _timeframe(facts),
         "prov:wasDerivedFrom": [{"@id": f"urn:sha256:{facts.origins[name].digest}"} for name in _inputs(facts)],
         "distribution": [*_files(facts), _all_files(facts)],
-        "recordSet": [_record_set()],
+        "recordSet": [_record_set(facts)],
     }
     if name := stated(answers, "provider.name"):
         values["creator"] = {"@type": "sc:Organization", "name": name}
@@ -111,7 +112,9 @@ def _all_files(facts: DisclosedFacts) -> dict[str, Any]:
     }
 
 
-def _record_set() -> dict[str, Any]:
+def _record_set(facts: DisclosedFacts) -> dict[str, Any]:
+    is_planted = any(stage["stage"] == PURPOSE and stage["settings"] for stage in facts.value("stages"))
+    columns = CLEAN if is_planted else NOT_PLANTED
     return {
         "@type": "cr:RecordSet",
         "@id": "documents",
@@ -119,7 +122,7 @@ def _record_set() -> dict[str, Any]:
         "description": "One record for each document.",
         "key": {"@id": "documents/doc_id"},
         # Croissant has no type for a list of pairs, as `pii_counts` is.
-        "field": [_column(column) for column in CLEAN if not pa.types.is_list(column.type)],
+        "field": [_column(column) for column in columns if not pa.types.is_list(column.type)],
     }
 
 

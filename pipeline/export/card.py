@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from schemas.config import Recipe
 from schemas.manifest import Manifest
+from schemas.planted import describe_planted
 from schemas.tables import DROPPED_BEFORE, LATER_VERDICTS, META_CUT, TABLES
 from schemas.versions import DATASET
 
@@ -267,6 +268,8 @@ def _limits(facts: ExportFacts) -> Iterator[str]:
     yield "Quality rules and duplicate detection make mistakes in both directions; the table above has their counts."
     yield "Language is that of a model, and short or mixed texts may have a wrong one."
     yield "Personal data is recognized by patterns, so unusual spellings remain and some similar numbers were replaced."
+    if planted := describe_planted(facts.manifests["clean"].content):
+        yield f"In the clean text of the run, {planted}"
     if not facts.content["licences"]:
         yield "No licence of a document is known."
     cut = sum(facts.manifests["documents"].content.figures.get(META_CUT, {}).values())

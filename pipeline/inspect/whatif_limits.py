@@ -141,6 +141,7 @@ REJECTION_REASONS = {
     PARAGRAPHS.name: "it changes which paragraphs are stored",
     "dedup": "it changes which documents are copies of one another",
     "pii": "it changes the text that is kept, not which documents are",
+    "plant": "it changes the text that is kept, not which documents are",
     "tokens": "it changes the shards, and which clean documents a mix leaves out of them",
 }
 

@@ -51,6 +51,7 @@ from pipeline.stages import STEPS, declared_reasons, sections
 from schemas.config import Section
 from schemas.errors import ConfigError, ContractError, PenstockError
 from schemas.manifest import read_run
+from schemas.planted import describe_planted
 from schemas.storage import Store
 from schemas.takedown import PENDING_NAME
 from schemas.text import format_bytes, format_duration, format_short, printable_block
@@ -238,6 +239,7 @@ def _view(facts: RunFacts, scores: Sequence[Score], options: ReportOptions) -> d
         "bias": measured.bias,
         **_toxicity_view(facts),
         "pii": personal_data(facts),
+        "planted": describe_planted(facts.tables["clean"].content) if "clean" in facts.tables else "",
         "contract": contract(facts),
         "streams": streams(facts),
         "buckets_text": describe_buckets(facts),

@@ -1,5 +1,7 @@
 """The step `clean`: the survivors of deduplication, without the spans that were cut and with personal data replaced.
 
+Identifiers are planted in the same pass, if the recipe asks for them.
+
 Tables are joined part by part: each task reads the same part of `documents`, `text`, `dedup` and, if the run has them,
 `templates`, `paragraphs` and `repeats`.
 """
@@ -18,14 +20,17 @@ from pipeline.engine.stage import PerDocument, Row
 from pipeline.engine.step import StepContext, TableResult, combine_parts
 from pipeline.engine.worker import FusedStages, local_models, run_rows
 from pipeline.pii.stage import NAMES_KEPT, PII, REPLACED_SPANS, PiiConfig
+from pipeline.plant.stage import KEY, PLANT
 from pipeline.sources.config import SourceConfig
 from pipeline.text.spans import Span, union, without
 from schemas.config import SOURCE, Recipe
 from schemas.errors import ContractError
+from schemas.key_file import commitment, read_key
 from schemas.manifest import TableVersion, part_key
 from schemas.older_tables import read_batches
+from schemas.planted import COMMITMENT, DOCUMENTS, LINES, PLANTED, PURPOSE
 from schemas.storage import CheckedPath, Store
-from schemas.tables import CLEAN, PERSONAL_DATA
+from schemas.tables import CLEAN, NOT_PLANTED, PERSONAL_DATA
 
 FROM_DOCUMENTS = ["doc_id", "source", "split", "offset", "length", "url", "domain", "date", "snapshot"]
 FROM_DOCUMENTS += ["licence", "meta", "language"]
@@ -74,7 +79,11 @@ def build_clean(build: StepContext) -> dict[str, TableResult]:
     last = build.inputs.get("repeats") or build.inputs["dedup"]
     tables = ("clean", *((AUDIT,) if audit is not None else ()))
     size = WorkTotal(rows=last.manifest.content.counts.rows_kept)
-    return combine_parts(run_parts(build, clean_part, tasks, "clean", size), tables, by_source=True)
+    built = combine_parts(run_parts(build, clean_part, tasks, "clean", size), tables, by_source=True)
+    if PLANT in build.stages:
+        key = read_key(build.models[PLANT.name][KEY].path)
+        built["clean"].figures = {**built["clean"].figures, COMMITMENT: commitment(key, PURPOSE)}
+    return built
 
 
 def num_parts(table: TableVersion) -> int:
@@ -102,7 +111,7 @@ def clean_part(task: CleanTask, retried: bool) -> PartResult:
                     output.writers[AUDIT].add(place)
 
     reasons = [(stage.name, stage.reasons) for stage in task.stages]
-    tables = {"clean": TableTarget(task.folder, CLEAN, "text")}
+    tables = {"clean": TableTarget(task.folder, CLEAN if PLANT in task.stages else NOT_PLANTED, "text")}
     if task.audit is not None:
         tables[AUDIT] = TableTarget(task.audit, PERSONAL_DATA, rows_in=NO_ROW)
     return write_part(PartTarget(task.ordinal, tables, reasons, finished=task.finished), fill)
@@ -127,6 +136,9 @@ def _count(row: Row, output: PartOutput) -> None:
         books.tally("kept_bytes", row["source"], row["num_bytes"])
         books.tally("kept_documents", row["source"])
         books.tally("kept_languages", language)
+        if row.get(PLANTED):
+            books.tally(DOCUMENTS, row["source"])
+            books.tally(LINES, row["source"], row[PLANTED])
     else:
         row |= dict.fromkeys(("text", "title", "url", "licence", "meta", "num_chars", "num_bytes"))
 

@@ -1,4 +1,4 @@
-"""The counts in a table's figures without removed documents: characters, languages, sources, character sets and PII.
+"""The counts in a table's figures without removed documents: characters, languages, sources, PII and the like.
 
 What the steps count for each row is counted again for the removed rows, and subtracted. Figures that follow from all
 rows together stay as they were measured, such as distributions of signals, sizes of clusters, cut-offs and the audit.
@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from pipeline.engine.step import BY_SOURCE, add_figures
 from pipeline.language import LANGUAGE
+from schemas.planted import DOCUMENTS, LINES, PLANTED
 from schemas.tables import NAME, VALUE, Table
 from schemas.takedown import RULE, STAGE
 
@@ -25,6 +26,7 @@ COLUMNS = (
     "body_chars",
     "num_bytes",
     "pii_counts",
+    PLANTED,
     "drop_stage",
     "drop_rule",
 )
@@ -153,5 +155,7 @@ def _groups(
                 "kept_documents": {row["source"]: 1},
                 "kept_languages": {row["language"] or UNKNOWN: 1},
             }
+        if row.get(PLANTED):
+            found |= {DOCUMENTS: {row["source"]: 1}, LINES: {row["source"]: row[PLANTED]}}
         return found
     return {}

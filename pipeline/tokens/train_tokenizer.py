@@ -2,7 +2,8 @@
 
 A clean document is in the training sample if its hash, as a share of the largest hash, is below sample_bytes / total
 bytes. The sample is sorted by this hash, so it does not depend on how the text is divided into parts. Only the sample
-is read by the Spark driver.
+is read by the Spark driver. Documents with a planted identifier are not in it: a tokenizer that was trained on
+identifiers would encode them in fewer tokens than their controls, also after a takedown.
 """
 
 import time
@@ -11,6 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from pipeline.engine.materialize import FrameStore
@@ -36,6 +38,7 @@ from schemas.leases import check_before_delete
 from schemas.manifest import Counts, open_table
 from schemas.older_tables import read_batches
 from schemas.paths import check_deletable
+from schemas.planted import PLANTED
 from schemas.storage import CheckedPath, Store
 
 
@@ -165,8 +168,9 @@ def sample_texts(build: StepContext, config: TokenizerConfig, built: TableResult
 def sample_of_part(task: TokenizerSampleTask) -> Iterator[pa.RecordBatch]:
     """Yield the sampled documents (SAMPLE) of one part of `clean`."""
     with task.clean.open_input(task.path) as stream:
-        for batch in read_batches(pq.ParquetFile(stream), "clean", ["doc_id", "text", "drop_stage"], 1024):
+        for batch in read_batches(pq.ParquetFile(stream), "clean", ["doc_id", "text", "drop_stage", PLANTED], 1024):
             kept = batch.filter(batch.column("drop_stage").is_null())
+            kept = kept.filter(pc.equal(pc.fill_null(kept.column(PLANTED), 0), 0))
             ids = kept.column("doc_id").to_pylist()
             keys = [shuffle_key(SAMPLE_SEED, doc_id) for doc_id in ids]
             chosen = pa.array([is_in_share(key, task.share) for key in keys], pa.bool_())

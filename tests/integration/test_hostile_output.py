@@ -59,6 +59,7 @@ WITHOUT_DATA = {
     "ladder": "starts training runs, whose output is that of `train`",
     "ablate": "starts training runs, whose output is that of `train`",
     "mix": "reads ablations",
+    "plant-test": "prints numbers and digests",
 }
 """Verbs whose output holds no address, title or text of a document, with the reason."""
 

@@ -83,9 +83,27 @@ class CheckpointScorer:
 
         A text without tokens has no perplexity or paragraphs. The scores of a text do not depend on the other texts.
         """
+        first = max(1, len(self._before))
+        encoded, nats = self._nats(texts, first)
+        return [
+            dict.fromkeys(COLUMNS) if text is None else columns_of(text, starts, text_nats, (len(self._before), first))
+            for text, (_, starts), text_nats in zip(texts, encoded, nats)
+        ]
+
+    def losses_between(self, texts: Sequence[str], bounds: Sequence[tuple[int, int]]) -> list[Any]:
+        """Return, for each text, the losses [nats] of the tokens that begin in its span [start, end) [code points]."""
+        encoded, nats = self._nats(texts, max(1, len(self._before)))
+        found = []
+        for (_, starts), own, (start, end) in zip(encoded, nats, bounds, strict=True):
+            places = np.array(starts)
+            of_text = own[len(self._before) : len(self._before) + len(starts)]
+            found.append(of_text[(places >= start) & (places < end)])
+        return found
+
+    def _nats(self, texts: Sequence[str | None], first: int) -> tuple[list[tuple[list[int], list[int]]], list[Any]]:
+        """Return the tokens of each text with their starts, and the losses of its document from token `first` on."""
         encoded = [self._marked(text) if text else ([], []) for text in texts]
         ids = [np.array([*self._before, *tokens, *self._after] if tokens else [], np.int64) for tokens, _ in encoded]
-        first = max(1, len(self._before))
         windows = [
             ScoreWindow(number, *bounds)
             for number, document in enumerate(ids)
@@ -96,10 +114,7 @@ class CheckpointScorer:
             losses = self._losses([ids[window.document] for window in batch], batch)
             for window, window_nats in zip(batch, losses):
                 nats[window.document][window.first : window.end] = window_nats
-        return [
-            dict.fromkeys(COLUMNS) if text is None else columns_of(text, starts, text_nats, (len(self._before), first))
-            for text, (_, starts), text_nats in zip(texts, encoded, nats)
-        ]
+        return encoded, nats
 
     @torch.no_grad()
     def _losses(self, ids: Sequence[Any], windows: Sequence[ScoreWindow]) -> Iterator[Any]:

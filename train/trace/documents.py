@@ -30,7 +30,7 @@ from train.data.shards import StreamReader
 NO_SIGNALS = {*(column.name for column in PROVENANCE), *VERDICT_COLUMNS, "raw_digest", "text_digest", "anchor"}
 COLUMNS = {
     **{t.name: [name for name in t.searchable if name not in NO_SIGNALS] for t in TABLES.values() if t.searchable},
-    "clean": ["title", "cluster_size", "weight", "pii_counts"],
+    "clean": ["title", "cluster_size", "weight", "pii_counts", "planted"],
 }
 """The columns of a document that are shown, by table."""
 
