@@ -117,11 +117,20 @@ META = field(
     "other fields of a JSON line or Parquet row, as a JSON object; null: none. RAW in `documents`: may hold personal "
     "data; replaced in `clean`",
 )
+PARENTS = field(
+    "parents",
+    pa.list_(pa.string()),
+    "documents that the text was made from, by id (hexadecimal) or URL, as `source.parents_field` names them; "
+    "null: none",
+)
 META_PREFIX = "meta."
 """Prefix of the names of fields in the column `meta` where a condition names them, such as `meta.score`."""
 META_FIELDS, META_NUMBERS, META_CUT = "meta_fields", "meta_numbers", "meta_cut"
 """Figures of `documents`: rows by field of `meta`, rows in which the field is a number, and rows whose fields were not
 all stored by cause."""
+
+DERIVED = "derived"
+"""Figure of `documents`: kept rows with parents, by source."""
 
 VERDICT = [
     field("drop_stage", pa.string(), "stage that dropped the row; null when it was kept"),
@@ -141,6 +150,7 @@ DOCUMENTS = pa.schema(
         ),
         LICENCE,
         META,
+        PARENTS,
         field("http_status", pa.int16(), "HTTP status code"),
         field("mime", pa.string(), "media type as declared"),
         field("page_bytes", pa.int64(), "size of the page after HTTP decoding", "bytes"),

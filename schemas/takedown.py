@@ -188,8 +188,8 @@ class Certificate(_TakedownBlock):
     requests: list[str]
     """Salted SHA-256 of every request, such as a domain."""
     forms: list[str] | None = None
-    """Salted SHA-256 of the host of every requested domain, and of the canonical form of every requested URL; None = an
-    earlier version began the takedown."""
+    """Salted SHA-256 of the host of every requested domain, of the canonical form of every requested URL, and of every
+    requested id; None = an earlier version began the takedown."""
     near: bool = False
     """True if near-duplicates of the requested documents were requested too."""
     documents: list[Traces]
@@ -206,6 +206,15 @@ class Certificate(_TakedownBlock):
     """Optimizer steps that used the documents, and the checkpoints that existed."""
     tokenizer: TrainedTokenizer | None
     """The tokenizer, which is not trained again."""
+    derived: int = 0
+    """Number of removed documents that were not requested, but made from a removed or requested one."""
+    derived_left: int = 0
+    """Number of documents that were made from a removed or requested one and were kept."""
+    keeps_derived: bool = False
+    """True if the takedown was asked to keep documents that were made from removed ones."""
+    exports: list[str] = []
+    """Ids of the exports of the run that hold removed documents, or a model that was trained on them, by their
+    receipts."""
     membership: MembershipRoots | None = None
     """Roots of the dataset versions before and after; None = the takedown was not asked for proofs."""
     code_version: str

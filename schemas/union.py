@@ -34,6 +34,7 @@ from schemas.manifest import (
 from schemas.older_tables import read_batches
 from schemas.removed import RemovedDocuments
 from schemas.storage import Store
+from schemas.tables import PARENTS
 from schemas.takedown import REMOVED_ID, Certificate
 from schemas.tokens import HELDOUT, MEMBERS, MEMBERSHIP, Dataset, Member, Shard, docs_key, open_dataset, shard_key
 from schemas.versions import DATASET
@@ -123,18 +124,19 @@ def check_none_removed(datasets: Sequence[Dataset]) -> None:
 def _removed_addresses(
     run: Store, others: Sequence[tuple[str, RemovedDocuments]]
 ) -> dict[tuple[str, bytes], Certificate]:
-    """Return the certificate by (run, doc_id) of documents in the table `documents` whose address was taken down."""
+    """Return the certificate by (run, doc_id) of documents in `documents` whose address or parent was taken down."""
     found: dict[tuple[str, bytes], Certificate] = {}
     if "documents" not in read_run(run).tables:
         return found
     folder, manifest = open_table(run, "documents")
     for path in manifest.paths_of():
         with folder.open_input(path) as stream:
-            columns = ["doc_id", "url", "domain"]
+            columns = ["doc_id", "url", "domain", PARENTS.name]
             for batch in read_batches(pq.ParquetFile(stream), "documents", columns, ROWS_AT_ONCE):
                 for row in batch.to_pylist():
-                    for uri, own in others if row["url"] else ():
-                        if certificate := own.find(row["doc_id"], row["url"], row["domain"]):
+                    for uri, own in others if row["url"] or row[PARENTS.name] else ():
+                        address = row["url"] or "", row["domain"]
+                        if certificate := own.find(row["doc_id"], *address, row[PARENTS.name]):
                             found[uri, row["doc_id"]] = certificate
     return found
 

@@ -28,11 +28,13 @@ from pipeline.export.export import FORMATS as TEXT_FORMATS
 from pipeline.export.shards import COMPRESSIONS
 from pipeline.stages import unmeasured_columns
 from schemas.config import Recipe
-from schemas.errors import ConfigError
+from schemas.errors import ConfigError, ContractError
+from schemas.exports import write_receipt
 from schemas.logs import LOGGER, log_words
 from schemas.storage import Store
 from schemas.text import format_bytes
-from schemas.versions import open_run_to_read
+from schemas.tokens import open_dataset
+from schemas.versions import DATASET, open_run_to_read
 from train.export.megatron import export_megatron
 
 GROUP = "data"
@@ -115,6 +117,7 @@ def export_command(arguments: Arguments) -> int:
     name = arguments.name or out.uri.rstrip("/").rpartition("/")[2]
     text = CardText(name=name, recipe=published_recipe(recipe), **given)
     manifest = _in_spark(recipe, arguments.verbose, lambda run_all: export_text(prepared, options, text, run_all))
+    _leave_receipt(arguments, run, out, _read_first("clean", prepared), counts=manifest["content"]["counts"])
     counts, files = manifest["content"]["counts"], manifest["content"]["files"]
     left_out = f"; {counts['left_out_by_where']:,} did not meet --where" if arguments.where else ""
     print(
@@ -155,7 +158,9 @@ def _export_table(arguments: Arguments, run: Store, out: Store, recipe: Recipe) 
     if arguments.table in ("text", "comparisons"):
         LOGGER.warning(f"export: the table `{arguments.table}` is raw and may hold personal data")
     manifest = _in_spark(recipe, arguments.verbose, lambda run_all: export_table(run, prepared, run_all))
-    rows, files = manifest["content"]["counts"]["rows"], manifest["content"]["files"]
+    counts, files = manifest["content"]["counts"], manifest["content"]["files"]
+    _leave_receipt(arguments, run, out, _read_first(arguments.table, prepared), counts=counts)
+    rows = counts["rows"]
     print(f"{out.uri}: {rows:,} rows of {arguments.table} in {len(files):,} file(s)")
     return 0
 
@@ -172,11 +177,33 @@ def _in_spark(recipe: Recipe, verbose: bool, work: Callable[[Runner], dict[str, 
 
 
 def _export_megatron(arguments: Arguments) -> int:
-    for exported in export_megatron(Store(arguments.run), Store(arguments.out)):
-        print(
-            f"{arguments.out}/{exported.prefix}: {exported.num_documents:,} documents, {exported.num_tokens:,} tokens"
-        )
+    run, out = Store(arguments.run), Store(arguments.out)
+    read = {DATASET: open_dataset(run).digest}
+    exported = export_megatron(run, out)
+    for source in exported:
+        print(f"{arguments.out}/{source.prefix}: {source.num_documents:,} documents, {source.num_tokens:,} tokens")
+    numbers = {
+        "documents": sum(own.num_documents for own in exported),
+        "tokens": sum(own.num_tokens for own in exported),
+    }
+    names = [f"{source.prefix}.{suffix}" for source in exported for suffix in ("bin", "idx")]
+    _leave_receipt(arguments, run, out, read, names=names, counts=numbers)
     return 0
+
+
+def _read_first(table: str, prepared: PreparedExport) -> dict[str, str]:
+    """Return the digest of each table that an export reads, with that of `table` first."""
+    digests: dict[str, str] = prepared.identity["tables"]
+    return {table: digests[table]} | digests
+
+
+def _leave_receipt(arguments: Arguments, run: Store, out: Store, read: dict[str, str], **more: Any) -> None:
+    """Write the receipt of an export into its run; a run that cannot be written has a warning instead."""
+    options = {name: getattr(arguments, name) for name in ("format", *OPTIONS)}
+    try:
+        write_receipt(run, out, options, read, **more)
+    except (OSError, ContractError) as error:
+        LOGGER.warning(f"export: {run.uri} has no receipt of {out.uri}, so a takedown will not name it: {error}")
 
 
 COMMANDS = {

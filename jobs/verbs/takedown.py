@@ -8,6 +8,8 @@ from contextlib import nullcontext
 from pathlib import Path
 
 from jobs.arguments import Command, add_checker
+from jobs.verbs.export import OPTIONS as EXPORT_OPTIONS
+from jobs.verbs.export import export_command
 from pipeline.register.record import read_registrations, stale_commands
 from pipeline.takedown.certificate import check_certificate
 from pipeline.takedown.check_result import describe_check
@@ -18,9 +20,10 @@ from pipeline.takedown.commit import (
     drop_old,
     files_left,
     finish_takedown,
-    papers_of,
     read_pending,
 )
+from pipeline.takedown.exports import delete_export, describe_exports, exports_before
+from pipeline.takedown.papers import papers_of
 from pipeline.takedown.planted import check_planted
 from pipeline.takedown.select import (
     Selection,
@@ -31,10 +34,12 @@ from pipeline.takedown.select import (
 )
 from pipeline.takedown.shards import find_removed_rows
 from schemas.document_ids import ID_HELP, MIN_ID_DIGITS, resolve_doc_ids
-from schemas.errors import ConfigError
+from schemas.errors import ConfigError, PenstockError
+from schemas.exports import ExportReceipt, read_receipts
 from schemas.locks import lock_tables
 from schemas.manifest import read_run
 from schemas.paths import check_own_folders, check_unlinked_tables
+from schemas.removed import certificates_of
 from schemas.storage import Store
 from schemas.takedown import (
     REMOVED_ID,
@@ -77,6 +82,16 @@ def add_takedown_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--with-copies", action="store_true", help="remove the near-duplicates of all selected documents too"
     )
+    parser.add_argument(
+        "--no-derived",
+        action="store_true",
+        help="keep documents that name a selected one as their parent, such as its translation",
+    )
+    parser.add_argument(
+        "--remake-exports",
+        action="store_true",
+        help="delete exports with removed documents, and make them again in the same folders; models are only named",
+    )
     parser.add_argument("--docs", metavar="FILE", help="JSON lines with a doc_id each, such as quarantine.jsonl")
     parser.add_argument(
         "--compact",
@@ -110,7 +125,12 @@ def takedown_command(arguments: Arguments) -> int:
     docs = resolve_doc_ids(run, dict.fromkeys(listed, "--docs") | dict.fromkeys(arguments.doc, "--doc"))
     near = resolve_doc_ids(run, dict.fromkeys(arguments.near, "--near"))
     request = TakedownRequest(
-        tuple(arguments.domain), tuple(arguments.url), tuple(docs), tuple(near), arguments.with_copies
+        domains=tuple(arguments.domain),
+        urls=tuple(arguments.url),
+        documents=tuple(docs),
+        near=tuple(near),
+        with_copies=arguments.with_copies,
+        keep_derived=arguments.no_derived,
     )
     _check_options(arguments, [f"--{kind}" for kind, _ in request.items()])
     if arguments.check:
@@ -125,7 +145,7 @@ def takedown_command(arguments: Arguments) -> int:
 def _check_options(arguments: Arguments, selectors: list[str]) -> None:
     """Raise ConfigError if --check or --drop-old is given with an option that it does not use."""
     alone = [f"--{name.replace('_', '-')}" for name in ("check", "drop_old") if getattr(arguments, name)]
-    names = ("compact", "prove", "keep_old", "dry_run", "with_copies")
+    names = ("compact", "prove", "keep_old", "dry_run", "with_copies", "no_derived", "remake_exports")
     others = [f"--{name.replace('_', '-')}" for name in names if getattr(arguments, name)]
     others += [] if alone == ["--check"] else selectors
     if alone and (others or len(alone) > 1):
@@ -168,10 +188,12 @@ def _take_down(run: Store, request: TakedownRequest, arguments: Arguments) -> in
         _finish(run, pending)
         if not request.items() or earlier_takedowns(run, request):
             return 0
+    if arguments.remake_exports and not request.items() and not arguments.dry_run:
+        return _remake_exports(run)
     if request.items() and (earlier := earlier_takedowns(run, request)) and not _has_documents(run, request):
         names = ", ".join(certificate_name(certificate_id) for certificate_id in earlier)
         print(f"all of these documents were taken down before, see {names}; nothing to do")
-        return 0
+        return _remake_exports(run) if arguments.remake_exports and not arguments.dry_run else 0
     if arguments.prove and DATASET not in read_run(run).tables:
         raise ConfigError(f"takedown --prove: expected a run with a dataset, got none in {run.uri}. Remove --prove.")
     selection = select_documents(run, request)
@@ -180,11 +202,32 @@ def _take_down(run: Store, request: TakedownRequest, arguments: Arguments) -> in
     survivor_steps = _affected(run, kept).steps if kept else []
     print("\n".join(_describe_selection(selection, effects, survivor_steps, arguments)), flush=True)
     if arguments.dry_run:
+        print("\n".join(_describe_outside(run, exports_before(run, selection.documents, effects))))
         return 0
     mode: Mode = "compact" if arguments.compact else "tombstones"
     pending = begin_takedown(run, selection, mode, effects, keep_old=arguments.keep_old, prove=arguments.prove)
     _finish(run, pending)
-    return 0
+    return _remake_exports(run) if arguments.remake_exports else 0
+
+
+def _remake_exports(run: Store) -> int:
+    """Delete the exports with documents of any takedown, and make them again; return 1 if one was not."""
+    named = {identifier for certificate in certificates_of(run) for identifier in certificate.exports}
+    failed = 0
+    for receipt in [own for own in read_receipts(run) if own.id in named and not own.replaced_by]:
+        if receipt.checkpoint is not None:
+            continue  # a model is trained again, not exported again
+        words = {name: receipt.options.get(name) for name in ("format", *EXPORT_OPTIONS)}
+        arguments = Arguments(run=run.address, out=receipt.destination, verbose=False, trust_run=False, **words)
+        try:
+            delete_export(receipt)
+            export_command(arguments)
+        except (PenstockError, OSError) as error:
+            failed += 1
+            print(f"export {receipt.id} was not made again: {error}")
+        else:
+            print(f"export {receipt.id} was deleted and made again")
+    return 1 if failed else 0
 
 
 def _finish(run: Store, pending: PendingTakedown) -> None:
@@ -265,6 +308,10 @@ def _describe_selection(
     if selection.copies:
         yield f"{len(selection.copies):,} near-duplicates of them are not selected; --with-copies removes them too"
         yield from _listing(dict.fromkeys(selection.copies, ""))
+    if selection.derived:
+        verb = "are kept" if selection.request.keep_derived else "are among them; --no-derived keeps them"
+        yield f"{len(selection.derived):,} document(s) that were made from these {verb}"
+        yield from _listing({own: f"derived from {parent}" for own, parent in selection.derived.items()})
     yield from describe_effects(effects)
     yield from _describe_survivors(selection, survivor_steps)
     if arguments.compact and effects.models:
@@ -324,7 +371,13 @@ def _describe_result(run: Store, certificate: Certificate) -> Iterator[str]:
     yield from _describe_left(run)
     for command in stale_commands(run, [*certificate.tables]):
         yield f"registered tables still name the replaced files; register them again: `{printable(command)}`"
-    yield "not changed: input files, exports, and other runs that read this one"
+    yield from _describe_outside(run, [own for own in read_receipts(run) if own.id in certificate.exports])
+
+
+def _describe_outside(run: Store, exports: Sequence[ExportReceipt]) -> Iterator[str]:
+    """Yield lines about exports with removed documents, and about what else a takedown does not change."""
+    yield from map(printable, describe_exports(run, exports))
+    yield "not changed: input files, exports without a receipt, and other runs that read this one"
 
 
 def _describe_left(run: Store) -> Iterator[str]:

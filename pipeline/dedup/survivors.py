@@ -75,7 +75,7 @@ from schemas.manifest import TableVersion, part_key
 from schemas.removed import RemovedDocuments
 from schemas.storage import Store
 from schemas.tables import DEDUP as DEDUP_SCHEMA
-from schemas.tables import DROPPED_BEFORE
+from schemas.tables import DROPPED_BEFORE, PARENTS
 
 READ = ("documents", "templates", "scores", "verdicts", "clusters")
 LOST_TO = "lost_to"
@@ -312,7 +312,7 @@ def facts_of_part(task: SurvivorsTask) -> Iterator[DedupFacts]:
     """Yield the `DedupFacts` of the documents of a part, one batch at a time."""
     columns = facts_columns(task.config)
     if task.removed:
-        columns["documents"] = list(dict.fromkeys([*columns["documents"], "url", "domain"]))
+        columns["documents"] = list(dict.fromkeys([*columns["documents"], "url", "domain", PARENTS.name]))
     for batch in read_measured(task.part, columns):
         facts = facts_of(batch, task.part.ordinal, task.config)
         taken = taken_down_of(batch, facts.dropped, task.removed)
@@ -323,12 +323,12 @@ def taken_down_of(
     batch: pa.RecordBatch, dropped: Sequence[bool], removed: Sequence[RemovedDocuments]
 ) -> frozenset[int]:
     """Return the numbers of the documents of a batch that are not dropped and that a takedown has removed."""
-    names = ("doc_id", "url", "domain")
+    names = ("doc_id", "url", "domain", PARENTS.name)
     rows = zip(dropped, *(batch.column(name).to_pylist() for name in names), strict=True) if removed else ()
     return frozenset(
         number
-        for number, (is_dropped, identifier, url, domain) in enumerate(rows)
-        if not is_dropped and any(each.find(identifier, url or "", domain) is not None for each in removed)
+        for number, (is_dropped, identifier, url, domain, parents) in enumerate(rows)
+        if not is_dropped and any(each.find(identifier, url or "", domain, parents) is not None for each in removed)
     )
 
 

@@ -302,11 +302,22 @@ def _users(filler: Filler) -> Iterator[PaperField]:
 
 def _synthetic(filler: Filler) -> Iterator[PaperField]:
     asked = filler.asked
-    yield _field("2.5.a", "Synthetic data of the provider", asked("synthetic.created"), *_audit(filler, "synthetic"))
+    audit = (*_audit(filler, "synthetic"), *_derived(filler))
+    yield _field("2.5.a", "Synthetic data of the provider", asked("synthetic.created"), *audit)
     yield _field("2.5.b", "Modality", _modality(filler, "synthetic"))
     yield _field("2.5.c", "General-purpose models that generated them", asked("synthetic.models"))
     yield _field("2.5.d", "Other models that generated them", asked("synthetic.other_models"))
     yield _field("2.5.e", "Additional comments", asked("synthetic.comments"))
+
+
+def _derived(filler: Filler) -> Iterator[Entry]:
+    """Yield the documents that name their parents by source, whatever kind the sources have; none if there are none."""
+    if numbers := filler.facts.facts.get("derived"):
+        rows = [(source, f"{number:,}") for source, number in numbers.value.items()]
+        head = ("source", "documents after the filters of single documents")
+        yield from (
+            [filler.table("synthetic.derived", "Documents made from others", head, rows, "derived")] if rows else []
+        )
 
 
 def _other(filler: Filler) -> Iterator[PaperField]:

@@ -13,7 +13,7 @@ from pipeline.tokens.streams import BUCKET_SEPARATOR
 from schemas.consumption import Consumption, sums
 from schemas.manifest import TableVersion, current_tables
 from schemas.storage import Store
-from schemas.tables import DROPPED_BEFORE, LATER_VERDICTS
+from schemas.tables import DERIVED, DROPPED_BEFORE, LATER_VERDICTS
 from schemas.tokens import HELDOUT, TRAIN, Dataset, split_copies
 from schemas.versions import DATASET
 
@@ -100,7 +100,10 @@ def collect(run: Store, dataset: Dataset, consumed: Consumption, answers: FactsF
 STAGE_TABLES = ("documents", *LATER_VERDICTS, "clean", "tokenizer")
 
 
-POINTERS = {DATASET: ".content.figures", "documents": ".content | {inputs, counts, stages, config, models}"}
+POINTERS = {
+    DATASET: ".content.figures",
+    "documents": ".content | {inputs, counts, stages, config, models, derived: .figures.derived}",
+}
 """What the origin of a table shows of its manifest, by table."""
 POINTER = ".content | {counts, figures, stages, config, models}"
 """The same for other tables."""
@@ -214,6 +217,7 @@ def _facts_of_stages(tables: Mapping[str, TableVersion]) -> dict[str, Fact]:
             )
     if "documents" in tables:
         content = tables["documents"].manifest.content
+        facts["derived"] = Fact(dict(sorted(content.figures.get(DERIVED, {}).items())), ("documents",))
         inputs = {"files": len(content.inputs), "bytes": sum(entry.bytes for entry in content.inputs)}
         facts["inputs"] = Fact(inputs, ("documents",))
         facts["rows_in"] = Fact(content.counts.rows_in, ("documents",))

@@ -124,6 +124,10 @@ class SourceConfig(Section):
     """Field or column with the date of a row: ISO 8601, a year, or seconds since 1970. None: rows have no date."""
     licence_field: str | None = None
     """Field or column with the licence of a row. None: it is unknown."""
+    parents_field: str | None = None
+    """Field or column with the parents of a row: the documents that its text was made from, such as the original of a
+    translation. One text or a list, of document ids (32 hex digits) or URLs. A takedown of a parent removes the row
+    too. None: rows have no parents."""
     title: Literal["column", "first_line"] = "column"
     """Where the title of a document is stored. "column": only in the column `title`; "first_line": also as the first
     line of its text, unless the text begins with it."""
@@ -172,7 +176,7 @@ class SourceConfig(Section):
         The settings of formats, and those that were added later, are omitted unless the recipe sets them: tables that
         were built before they existed stay valid. `reader` is the version of a reader in READER_VERSIONS.
         """
-        unused = (self.formats().keys() | {"text", "title_field"}) - self.model_fields_set
+        unused = (self.formats().keys() | {"text", "title_field", "parents_field"}) - self.model_fields_set
         unused |= {"title"} if self.title == "column" else set()
         unused |= {"where"} if self.where is None else set()
         unused |= {"part_bytes"}  # the ranges are part of what identifies a table

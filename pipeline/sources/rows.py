@@ -14,6 +14,7 @@ import pyarrow as pa
 from pipeline.engine.stage import Drop, Row
 from pipeline.sources.config import SourceConfig
 from pipeline.sources.fields import MISSING, lookup, top_field, without
+from pipeline.sources.parents import set_parents
 from pipeline.sources.provenance import encodable, new_row, set_text, set_title
 
 MAX_META_DEPTH = 16
@@ -73,7 +74,13 @@ class RowMapping:
         if config.title_field is not None and isinstance(title := _found(value, config.title_field), str):
             set_title(row, title)
             stored.add(config.title_field)
+        wrong: Drop | None = None
+        if config.parents_field is not None:
+            wrong = set_parents(row, _found(value, config.parents_field))
+            stored.add(config.parents_field)
         row["meta"], row["_meta"] = meta_of(value, stored, config, day is not None and row["date"] is None)
+        if wrong is not None:
+            return row, wrong
         text = self._text.join(value) if self._is_joined else _found(value, config.text_field)
         if not isinstance(text, str):
             return row, Drop("no_text_field")
@@ -83,7 +90,7 @@ class RowMapping:
         """Return the columns of a table to read, in their order; names that occur twice are left out."""
         config = self._config
         paths = {*self._text.paths, config.url_field, config.id_field, config.date_field, config.licence_field}
-        paths |= {config.title_field, *(config.meta_fields or ())}
+        paths |= {config.title_field, config.parents_field, *(config.meta_fields or ())}
         wanted = {top_field(path, names) for path in paths if path is not None}
         wanted |= {*(names if config.meta_fields is None else ())}
         return [name for name in names if name in wanted and names.count(name) == 1]

@@ -136,17 +136,26 @@ CRAWL_REASONS = {
     "unreachable_file": "a file of a crawl, or its rest, that cannot be fetched; the value is the HTTP status",
 }
 """Further reasons of the files of `source.crawl`."""
+PARENTS_REASONS = {
+    "bad_parents": "a row whose parents are not all document ids (32 hex digits) or URLs",
+    "too_many_parents": "a row with more parents than a document may name; the value is their number",
+}
+"""Further reasons of sources with `parents_field`. A takedown could not follow the parents of such a row."""
 _SAME_REASONS = {"books": "gutenberg", "unarxive": "arxiv", "arrow": "parquet", "hf": "parquet"}
 """Formats that have the reasons of another one."""
 _OF_FORMATS = {name: text for reasons in FORMAT_REASONS.values() for name, text in reasons.items()}
-REASONS = COMMON_REASONS | _OF_FORMATS | CRAWL_REASONS
+REASONS = COMMON_REASONS | _OF_FORMATS | CRAWL_REASONS | PARENTS_REASONS
 """The reasons of all formats."""
 
 
-def reasons_of(file_format: str, is_crawl: bool = False) -> dict[str, str]:
-    """Return the reasons for which a record of a file in this format may be dropped, with their meanings."""
+def reasons_of(file_format: str, is_crawl: bool = False, has_parents: bool = False) -> dict[str, str]:
+    """Return the reasons for which a record of a file in this format may be dropped, with their meanings.
+
+    `has_parents`: True if the source has `parents_field`.
+    """
     own = FORMAT_REASONS.get(_SAME_REASONS.get(file_format, file_format), {})
-    return {**COMMON_REASONS, **own, **(CRAWL_REASONS if is_crawl else {})}
+    more = {**(CRAWL_REASONS if is_crawl else {}), **(PARENTS_REASONS if has_parents else {})}
+    return {**COMMON_REASONS, **own, **more}
 
 
 def open_split(split: Split, stream: ByteStream, config: SourceConfig) -> Iterator[tuple[Row, Drop | None]]:

@@ -43,7 +43,7 @@ from schemas.errors import ContractError
 from schemas.ids import is_in_share, shuffle_key
 from schemas.logs import LOGGER
 from schemas.storage import Store
-from schemas.tables import COMPARISONS, DOCUMENTS, META_CUT, META_FIELDS, META_NUMBERS, TEXT
+from schemas.tables import COMPARISONS, DERIVED, DOCUMENTS, META_CUT, META_FIELDS, META_NUMBERS, PARENTS, TEXT
 
 MAX_META_NAMES = 32
 """Maximum number of fields of `meta` that the result of one part counts: the first in the part."""
@@ -87,6 +87,8 @@ class DocumentsTask:
     """Files of the same source whose first rows are read if the files of the part have no text."""
     finished: FinishedPart | None = None
     """Where the result is stored for later versions of the tables; None = only in this version."""
+    has_parents: bool = False
+    """True if a source of the recipe has parents, so that `documents` has the column."""
 
 
 def build_documents(build: StepContext) -> dict[str, TableResult]:
@@ -99,7 +101,9 @@ def build_documents(build: StepContext) -> dict[str, TableResult]:
     folders = build.folders["documents"], build.folders["text"], build.folders.get("comparisons")
     others = {name: spread([split for split in build.splits if split.source == name]) for name in build.recipe.sources}
     parts = files_by_part(with_file_ranges(build, with_ranges(build)))
-    finished = [build.finished_part([*map(identity_of, files)], files[0].source) for files in parts]
+    has_parents = any(parents_field_of(own) is not None for own in build.recipe.by_source().values())
+    more = ["parents"] if has_parents else []  # the column is in the parts of all sources
+    finished = [build.finished_part([*map(identity_of, files), *more], files[0].source) for files in parts]
     tasks = [
         DocumentsTask(
             files,
@@ -110,6 +114,7 @@ def build_documents(build: StepContext) -> dict[str, TableResult]:
             *folders,
             others=others[files[0].source],
             finished=finished[at],
+            has_parents=has_parents,
         )
         for at, (files, own) in enumerate(build.by_part(parts))
     ]
@@ -138,6 +143,8 @@ def documents_part(task: DocumentsTask, retried: bool) -> PartResult:
     Raises ConfigError if neither these files nor the first rows of the other ones have a text; see `TextWatch`.
     """
     schema = extend_schema(DOCUMENTS, task.stages)
+    if not task.has_parents:
+        schema = schema.remove(schema.get_field_index(PARENTS.name))
     limits = failure_limits(task.stages)
     columns = frozenset((*schema.names, *TEXT.names))
 
@@ -163,9 +170,15 @@ def documents_part(task: DocumentsTask, retried: bool) -> PartResult:
     if task.comparisons is not None:
         tables["comparisons"] = TableTarget(task.comparisons, COMPARISONS, "first_text", rows_in=COMPARED)
     first = task.splits[0]
-    reasons: list[tuple[str, Mapping[str, str]]] = [(task.source.name, reasons_of(first.format, first.is_crawl))]
+    of_source = reasons_of(first.format, first.is_crawl, parents_field_of(task.recipe) is not None)
+    reasons: list[tuple[str, Mapping[str, str]]] = [(task.source.name, of_source)]
     reasons += [(stage.name, stage.reasons) for stage in task.stages]
     return write_part(PartTarget(first.ordinal, tables, reasons, finished=task.finished), fill)
+
+
+def parents_field_of(recipe: Recipe) -> str | None:
+    """Return the field with the parents of a row, by the recipe of one source; None = its rows have no parents."""
+    return recipe.section("source", SourceConfig).parents_field
 
 
 def identity_of(split: Split) -> list[Any]:
@@ -273,6 +286,8 @@ def write_row(row: Row, output: PartOutput, config: TextConfig) -> None:
         books.tally("dropped_early", row["language"])
     if row.get("drop_stage") is None:
         row["body_chars"] = len(row["_body"])
+        if row.get(PARENTS.name):
+            books.tally(DERIVED, row["source"])
         if row.get(MEASURED_BY) is not None:
             books.tally(MEASURED_BY, f"{row['language'] or '?'}/{row[MEASURED_BY]}")
         for measure, number in (row.get("toxic_word_counts") or {}).items():

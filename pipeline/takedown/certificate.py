@@ -22,7 +22,10 @@ from pipeline.engine.parquet import open_parquet, write_group
 from pipeline.membership.index import canonical_metadata
 from pipeline.takedown.check_result import NO_DOCUMENT, CheckResult, judge_shared_spans
 from pipeline.takedown.commit import DERIVED_FILES, unreferenced_files
+from pipeline.takedown.derived import check_descendants
+from pipeline.takedown.exports import check_exports
 from pipeline.takedown.membership import check_membership
+from pipeline.takedown.papers import check_papers
 from pipeline.takedown.shards import BLANK, KEPT, exact_copy
 from pipeline.takedown.tables import TEXTS, SpanFinder, columns_with_ids, documents_named, plain_schema
 from schemas.errors import ContractError
@@ -156,6 +159,8 @@ def check_certificate(run: Store, certificate: Certificate) -> CheckResult:
                 check_membership(run, table, certificate, checked)
             else:
                 _check_rows(name, table, certificate, checked)
+                if name == "documents":
+                    check_descendants(table, certificate, checked)
         except (OSError, pa.ArrowException, ContractError) as error:
             checked.problems.append(
                 f"{name}: expected files that can be scanned, got an error: {str(error).rstrip('.')}. "
@@ -175,6 +180,8 @@ def check_certificate(run: Store, certificate: Certificate) -> CheckResult:
                 "not checked. Remove that run."
             )
     _check_report(run, certificate, checked)
+    checked.problems += check_papers(run, certificate)
+    checked.notes += check_exports(run, certificate)
     judge_shared_spans(certificate, checked)
     return checked
 

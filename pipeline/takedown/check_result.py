@@ -92,6 +92,8 @@ def describe_check(certificate: Certificate, checked: CheckResult) -> Iterator[s
     removed = f"{len(certificate.documents)} document(s), {certificate.num_tokens:,} tokens"
     yield f"takedown {certificate.id} of {certificate.made}: {removed}, {certificate.mode}"
     yield f"seal {certificate.seal}"
+    if certificate.derived:
+        yield f"{certificate.derived:,} of them were made from others that were removed or requested"
     yield (
         f"read {checked.files:,} files; scanned {checked.tokens:,} tokens and {checked.text_bytes:,} bytes of text for "
         f"{sum(len(traces.tokens) + len(traces.text) for traces in certificate.documents):,} spans"

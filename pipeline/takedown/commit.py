@@ -19,7 +19,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pipeline.engine.finished_parts import delete_finished_parts
 from pipeline.engine.part import delete_part_results
 from pipeline.register.delta import is_own_commit
+from pipeline.takedown.exports import exports_with
 from pipeline.takedown.membership import write_proofs
+from pipeline.takedown.papers import delete_papers
 from pipeline.takedown.rewrite import Removal, new_version, write_versions
 from pipeline.takedown.select import Selection
 from pipeline.takedown.tables import SPAN_LENGTHS, spans_per_document
@@ -28,14 +30,12 @@ from schemas.ids import canonical_json, digest_of
 from schemas.leases import check_before_delete, check_still_held
 from schemas.manifest import MANIFEST_NAME, REPLACED_NAME, RUN_NAME, open_table, read_manifest, read_run, write_run
 from schemas.paths import PLACE, check_deletable, check_unlinked_tables
-from schemas.removed import request_forms
+from schemas.removed import certificates_of, request_forms
 from schemas.storage import Store
 from schemas.tables import TABLES
 from schemas.takedown import (
-    CROISSANT,
     PENDING_NAME,
     REMOVED_ID,
-    SUMMARIES,
     TAKEDOWN_ID,
     Certificate,
     Effects,
@@ -77,6 +77,12 @@ class PendingTakedown(BaseModel):
     """Salted digests of the requests in their canonical forms; None = an earlier version began the takedown."""
     near: bool = False
     """True if near-duplicates were requested too."""
+    derived: int = 0
+    """Number of the documents that were not requested, but made from others."""
+    derived_left: int = 0
+    """Number of documents that were made from others and are kept."""
+    keeps_derived: bool = False
+    """True if documents that were made from others are kept."""
     copies_left: int
     """Number of near-duplicates of the documents that are kept."""
     tables: dict[str, str]
@@ -98,15 +104,21 @@ def begin_takedown(
     tables = read_run(run).tables
     digests = {name: open_table(run, name)[1].digest for name in TABLES if name in tables}
     ids = sorted(document.hex() for document in selection.documents)
-    salt = digest_of([digests, ids])
+    request = selection.request
+    # All takedowns of a run have one salt, so that a document of another run is looked up once for all of them.
+    earlier = next(certificates_of(run), None)
+    salt = digest_of([digests, ids]) if earlier is None else earlier.salt
     pending = PendingTakedown(
         id=identify_takedown(digests, mode, [salted_digest(salt, "document", bytes.fromhex(own)) for own in ids]),
         mode=mode,
         salt=salt,
         documents=ids,
-        requests=sorted(salted_digest(salt, kind, value.encode()) for kind, value in selection.request.items()),
-        forms=request_forms(salt, selection.request.items()),
-        near=bool(selection.request.near) or selection.request.with_copies,
+        requests=sorted(salted_digest(salt, kind, value.encode()) for kind, value in request.items()),
+        forms=request_forms(salt, request.items()),
+        near=bool(request.near) or request.with_copies,
+        derived=0 if request.keep_derived else len(selection.derived),
+        derived_left=len(selection.derived) if request.keep_derived else 0,
+        keeps_derived=request.keep_derived,
         copies_left=len(selection.copies),
         tables=tables,
         digests=digests,
@@ -157,7 +169,7 @@ def finish_takedown(run: Store, pending: PendingTakedown) -> Certificate:
     _clean_logs(run, {*pending.documents})
     for name in DERIVED_FILES:
         _delete(run, name)
-    _delete_papers(run)
+    delete_papers(run)
     if pending.keep_old:
         _retire_others(run, certificate)
     else:
@@ -171,22 +183,6 @@ def finish_takedown(run: Store, pending: PendingTakedown) -> Certificate:
 def _delete(run: Store, name: str) -> None:
     check_before_delete(run)
     run.delete(name)
-
-
-def papers_of(run: Store) -> list[str]:
-    """Return the files that `penstock summary` wrote into a run; they name domains or files of removed documents."""
-    folder = run.child(SUMMARIES)
-    names = [f"{SUMMARIES}/{name}" for name in folder.walk()] if run.exists(SUMMARIES) else []
-    return [*names, *([CROISSANT] if run.exists(CROISSANT) else [])]
-
-
-def _delete_papers(run: Store) -> None:
-    """Delete what `penstock summary` wrote. A symbolic link in the place of its folder is refused."""
-    names = papers_of(run)
-    for name in names:
-        check_deletable(run, name)
-    for name in names:
-        _delete(run, name)
 
 
 def _retire_others(run: Store, certificate: Certificate) -> None:
@@ -230,6 +226,8 @@ def _prepare(run: Store, pending: PendingTakedown) -> Certificate:
     if removal.membership is not None:
         write_proofs(run, pending.id, removal.membership)
     certificate = _certificate(pending, removal, changes, tokenizer)
+    exports = [receipt.id for receipt in exports_with(run, changes, pending.effects)]
+    certificate = certificate.model_copy(update={"exports": exports}).sealed()
     run.write_atomic(certificate_name(pending.id), certificate.to_bytes())
     return certificate
 
@@ -237,7 +235,7 @@ def _prepare(run: Store, pending: PendingTakedown) -> Certificate:
 def _certificate(
     pending: PendingTakedown, removal: Removal, changes: dict[str, TableChange], tokenizer: TrainedTokenizer | None
 ) -> Certificate:
-    """Return the certificate of a takedown with its seal."""
+    """Return the certificate of a takedown without its exports and its seal."""
     traces = [
         Traces(
             document=salted_digest(pending.salt, "document", document),
@@ -255,6 +253,9 @@ def _certificate(
         requests=pending.requests,
         forms=pending.forms,
         near=pending.near,
+        derived=pending.derived,
+        derived_left=pending.derived_left,
+        keeps_derived=pending.keeps_derived,
         documents=sorted(traces, key=lambda own: own.document),
         copies_left=pending.copies_left,
         versions=pending.digests,
@@ -265,7 +266,7 @@ def _certificate(
         membership=removal.membership.roots if removal.membership else None,
         code_version=version("penstock"),
         pyarrow_version=pa.__version__,
-    ).sealed()
+    )
 
 
 def _tokenizer(run: Store) -> TrainedTokenizer | None:

@@ -1,4 +1,4 @@
-"""The counts in a table's figures without removed documents: characters, languages, sources, PII and the like.
+"""The counts in a table's figures without removed documents, such as characters, languages, toxicity and marks.
 
 What the steps count for each row is counted again for the removed rows, and subtracted. Figures that follow from all
 rows together stay as they were measured, such as distributions of signals, sizes of clusters, cut-offs and the audit.
@@ -12,10 +12,13 @@ import pyarrow as pa
 
 from pipeline.engine.step import BY_SOURCE, add_figures
 from pipeline.language import LANGUAGE
+from pipeline.toxicity.stage import MEASURED_BY
 from schemas.planted import DOCUMENTS, LINES, PLANTED
-from schemas.tables import NAME, VALUE, Table
+from schemas.tables import DERIVED, NAME, PARENTS, VALUE, Table
 from schemas.takedown import RULE, STAGE
 
+TOXIC_WORDS = "toxic_word_counts"
+"""Column of `documents` with the listed words by what they measure."""
 COLUMNS = (
     "doc_id",
     "source",
@@ -27,6 +30,10 @@ COLUMNS = (
     "num_bytes",
     "pii_counts",
     PLANTED,
+    PARENTS.name,
+    MEASURED_BY,
+    TOXIC_WORDS,
+    "marked_by",
     "drop_stage",
     "drop_rule",
 )
@@ -133,10 +140,13 @@ def _groups(
             found["mixed_languages"] = {f"{row['language']}+{row['second_language']}": 1}
         if row.get("drop_stage") == LANGUAGE.name and row["num_chars"] is None:
             found["dropped_early"] = {row["language"]: 1}
-        return found
+        if kept and row.get(PARENTS.name):
+            found[DERIVED] = {row["source"]: 1}
+        return found | (_toxicity(row) if kept else {})
     if table == "verdicts" and kept and known is not None:
         language = known.language or UNKNOWN
         return {
+            **({"marked": dict.fromkeys(row["marked_by"], 1)} if row.get("marked_by") else {}),
             "kept_languages": {language: 1},
             "kept_language_chars": {language: chars},
             "kept_sources": {known.source: 1},
@@ -159,3 +169,13 @@ def _groups(
             found |= {DOCUMENTS: {row["source"]: 1}, LINES: {row["source"]: row[PLANTED]}}
         return found
     return {}
+
+
+def _toxicity(row: Mapping[str, Any]) -> dict[str, dict[str, int]]:
+    """Return the counts of a kept row by what measured toxicity, and by what its listed words measure."""
+    found, words = {}, {entry[NAME]: entry[VALUE] for entry in row.get(TOXIC_WORDS) or ()}
+    if row.get(MEASURED_BY) is not None:
+        found[MEASURED_BY] = {f"{row['language'] or UNKNOWN}/{row[MEASURED_BY]}": 1}
+    if words:
+        found |= {"toxic_documents": dict.fromkeys(words, 1), "toxic_words": words}
+    return found

@@ -12,13 +12,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from pipeline.takedown.derived import Descendants, find_descendants
 from schemas.errors import ConfigError, ContractError
 from schemas.ids import DOC_ID_BYTES
 from schemas.manifest import TableVersion, open_table, read_run
 from schemas.older_tables import read_batches
 from schemas.removed import RemovedDocuments, certificates_of
 from schemas.storage import Store
-from schemas.tables import TABLES
+from schemas.tables import PARENTS, TABLES
 from schemas.takedown import STAGE, Certificate, check_no_takedowns, salted_digest
 from schemas.tokens import open_dataset
 from schemas.urls import canonical_url, host_suffixes, is_host_of, parse_domain, resolved_host
@@ -48,6 +49,8 @@ class TakedownRequest:
     """Ids (hex) of documents to remove with their near-duplicates."""
     with_copies: bool = False
     """True = the near-duplicates of all selected documents are removed too."""
+    keep_derived: bool = False
+    """True = documents that were made from selected ones are kept."""
 
     def items(self) -> list[tuple[str, str]]:
         """Return the requested items as (kind, value); the kind is `domain`, `url`, `doc` or `near`."""
@@ -70,6 +73,9 @@ class Selection:
     survivors: Mapping[bytes, bytes] = field(default_factory=dict)
     """Selected document that was dropped as an exact copy -> id of the document with the same text that was kept in its
     place and is not selected."""
+    derived: Mapping[bytes, str] = field(default_factory=dict)
+    """Document that was made from a selected document or a requested item -> this parent, as its row names it. Such
+    documents are selected too, unless the request keeps them."""
 
 
 def select_documents(run: Store, request: TakedownRequest) -> Selection:
@@ -98,17 +104,32 @@ def select_documents(run: Store, request: TakedownRequest) -> Selection:
                 f"cluster in {run.uri}. Use --doc to remove the document alone."
             )
         matched[item] |= mates
-    missing = [item for item in matched if not matched[item]]
-    if missing:
+    documents, derived, copies = _with_descendants(run, request, frozenset[bytes]().union(*matched.values()))
+    is_named = (lambda item: False) if request.keep_derived else derived.names
+    if missing := [item for item in matched if not matched[item] and not is_named(item)]:
         earlier = _earlier(run, missing)
         problems = [_no_match(run, item, earlier.get(item)) for item in missing]
         raise ConfigError("takedown: " + "\n  ".join(problems))
-    documents = frozenset[bytes]().union(*matched.values())
-    copies = frozenset(_cluster_mates(run, documents) - documents)
-    if request.with_copies:
-        documents, copies = documents | copies, frozenset()
     frozen = {item: frozenset(own) for item, own in matched.items()}
-    return Selection(request, documents, copies, frozen, matchers.urls, _survivors(run, documents, copies))
+    survivors = _survivors(run, documents, copies)
+    return Selection(request, documents, copies, frozen, matchers.urls, survivors, derived.parents)
+
+
+def _with_descendants(
+    run: Store, request: TakedownRequest, documents: frozenset[bytes]
+) -> tuple[frozenset[bytes], Descendants, frozenset[bytes]]:
+    """Return all documents to remove, those made from others, and the near-duplicates that are kept.
+
+    `documents` match the request. Near-duplicates of derived documents, and documents made from near-duplicates, are
+    added until there are no more, as far as the request asks for them.
+    """
+    while True:
+        found = find_descendants(run, documents, request.items())
+        every = documents if request.keep_derived else documents | found.parents.keys()
+        copies = frozenset(_cluster_mates(run, every) - every)
+        if not request.with_copies or not copies:
+            return every, found, copies
+        documents = documents | copies
 
 
 def earlier_takedowns(run: Store, request: TakedownRequest) -> list[str]:
@@ -133,17 +154,20 @@ def check_none_removed(run: Store, documents: TableVersion) -> None:
     """Raise ContractError if a table `documents` of another run may have a document that was taken down from `run`.
 
     Documents are recognized by their doc_id, and by their address if a takedown was asked to remove their URL or
-    domain. Near-duplicates in another run have neither in common, so after a takedown of them no table is accepted.
+    domain, and by their parents. Near-duplicates in another run have none of these in common, so after a takedown of
+    them no table is accepted.
     """
     removed = RemovedDocuments(run)
     if not removed.are_all_known:
         check_no_takedowns(run, "documents")
     for path in documents.manifest.paths.values():
         with documents.folder.open_input(path) as stream:
-            for batch in read_batches(pq.ParquetFile(stream), "documents", ("doc_id", "url", "domain"), ROWS_AT_ONCE):
+            columns = ("doc_id", "url", "domain", PARENTS.name)
+            for batch in read_batches(pq.ParquetFile(stream), "documents", columns, ROWS_AT_ONCE):
                 for row in batch.to_pylist():
-                    doc_id = row["doc_id"] or b""
-                    if (certificate := removed.find(doc_id, row["url"] or "", row["domain"])) is not None:
+                    doc_id, parents = row["doc_id"] or b"", row[PARENTS.name]
+                    certificate = removed.find(doc_id, row["url"] or "", row["domain"], parents)
+                    if certificate is not None:
                         raise ContractError(
                             f"{documents.folder.uri}: expected a table without the documents that takedown "
                             f"{certificate.id} removed from {run.uri}, got doc_id {doc_id.hex()}. "

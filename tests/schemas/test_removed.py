@@ -2,6 +2,7 @@
 
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -12,7 +13,7 @@ from schemas.errors import ContractError
 from schemas.manifest import TableVersion, make_manifest
 from schemas.removed import RemovedDocuments, request_forms
 from schemas.storage import Store
-from schemas.takedown import Certificate
+from schemas.takedown import Certificate, salted_digest
 from tests.schemas.test_urls import SAME_HOST
 from tests.support.tiny_dataset import make_tiny_dataset
 from tests.support.tiny_takedown import certificates, documents_of, opened, take_down
@@ -116,3 +117,21 @@ def test_a_certificate_of_an_earlier_version(run: Path, tmp_path: Path) -> None:
     with pytest.raises(ContractError, match="documents: expected unchanged settings after the takedowns in"):
         check_none_removed(Store(str(run)), table_of(tmp_path / "other", ["http://example.com/"]))
     assert take_down(run, check=name) == 0
+
+
+def test_a_document_is_hashed_as_often_for_a_thousand_certificates_as_for_one(run: Path) -> None:
+    """All takedowns of a run have one salt, so the work of a look-up does not grow with their number."""
+    for number in (3, 4):
+        assert take_down(run, domain=[f"site{number}.co.uk"]) == 0
+    first, second = certificates(run)
+    assert first.salt == second.salt
+    digests = [request_forms(first.salt, [("domain", f"site{number}.example")]) for number in range(1000)]
+    many = [first.model_copy(update={"forms": forms}) for forms in digests]
+    hashed: list[int] = []
+    for own in ([many[-1]], many):
+        with mock.patch("schemas.removed.salted_digest", side_effect=salted_digest) as counted:
+            removed = RemovedDocuments.of(own)
+            assert removed.find(bytes(16), "http://a.site999.example/1", None) == many[-1]
+            assert removed.find(bytes(16), "http://other.example/1", None, ["http://other.example/2"]) is None
+            hashed.append(counted.call_count)
+    assert hashed[0] == hashed[1]

@@ -16,10 +16,8 @@ from schemas.takedown import Certificate, read_certificate
 from schemas.tokens import Dataset, open_dataset
 
 DEFAULTS: dict[str, Any] = {name: [] for name in ("domain", "url", "doc", "near")}
-DEFAULTS |= dict.fromkeys(("compact", "keep_old", "drop_old", "dry_run", "with_copies", "prove"), False) | {
-    "check": None,
-    "docs": None,
-}
+FLAGS = ("compact", "keep_old", "drop_old", "dry_run", "with_copies", "prove", "no_derived", "remake_exports")
+DEFAULTS |= dict.fromkeys(FLAGS, False) | {"check": None, "docs": None}
 
 
 def take_down(folder: Path | str, **arguments: Any) -> int:

@@ -20,10 +20,12 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from schemas.errors import ConfigError, ContractError, PenstockError
-from schemas.logs import print_error, printable_output
+from schemas.exports import MODEL, write_receipt
+from schemas.logs import LOGGER, print_error, printable_output
 from schemas.paths import is_below
 from schemas.storage import MAX_JSON_BYTES, Store
 from schemas.tokens import TokenizerContract
+from schemas.versions import DATASET
 from train.checkpoint.folder import CheckpointMetadata
 from train.checkpoint.state import (
     open_checkpoint,
@@ -438,8 +440,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     except PenstockError as error:
         print_error(error)
         return 2
+    _leave_receipt(arguments.run, arguments.out, arguments.step, note)
     print(f"{arguments.out}: the model of {note.name} and its tokenizer")
     return 0
+
+
+def _leave_receipt(run: str, out: str, step: int | None, note: CheckpointMetadata) -> None:
+    """Write the receipt of an export into its run; a run that cannot be written has a warning instead."""
+    options, read = {"format": MODEL, "step": step}, {DATASET: note.identity.dataset}
+    try:
+        write_receipt(Store(run), Store(out), options, read, checkpoint=note.name, counts={"steps": note.step})
+    except (OSError, ContractError) as error:
+        LOGGER.warning(f"export: {run} has no receipt of {out}, so a takedown will not name it: {error}")
 
 
 if __name__ == "__main__":

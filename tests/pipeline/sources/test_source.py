@@ -16,7 +16,15 @@ from pipeline.engine.failures import FAILURE
 from pipeline.engine.stage import Drop, Source, Split
 from pipeline.sources.config import SourceConfig
 from pipeline.sources.formats import FORMATS
-from pipeline.sources.source import COMMON_REASONS, CRAWL_REASONS, REASONS, SOURCE, open_split, reasons_of
+from pipeline.sources.source import (
+    COMMON_REASONS,
+    CRAWL_REASONS,
+    PARENTS_REASONS,
+    REASONS,
+    SOURCE,
+    open_split,
+    reasons_of,
+)
 from pipeline.sources.splits import HashedStream, find_splits, open_stream
 from schemas.errors import ConfigError
 from tests.support.archives import link, package, tar, tar_of, zipped
@@ -90,6 +98,12 @@ CASES = {
     "empty_file": ("warc", b"", {}),
     "bad_line": ("jsonl", b"{", {}),
     "no_text_field": ("jsonl", b"{}", {}),
+    "bad_parents": ("jsonl", b'{"text": "a", "parents": ["zz"]}', {"parents_field": "parents"}),
+    "too_many_parents": (
+        "jsonl",
+        json.dumps({"text": "a", "parents": ["http://e.com/"] * 1001}).encode(),
+        {"parents_field": "parents"},
+    ),
     "bad_xml": ("mediawiki", b"<page><title>&bomb;</title></page>", {}),
     "other_namespace": ("mediawiki", b"<page><ns>14</ns></page>", {}),
     "not_wikitext": ("mediawiki", b"<page><revision><model>Scribunto</model></revision></page>", {}),
@@ -204,7 +218,8 @@ def test_every_reason_is_reached(reason):
     config = SourceConfig(paths=("x",), **settings)
     rows = list(open_split(split, io.BytesIO(stored), config))
     assert [row["text"] for row, drop in rows if drop and drop.rule == reason] == [None]
-    assert {drop.rule for _, drop in rows if drop} <= {*reasons_of(format_name)}
+    expected = reasons_of(format_name, has_parents=reason in PARENTS_REASONS)
+    assert {drop.rule for _, drop in rows if drop} <= {*expected}
     if FORMATS[format_name].in_bytes:
         assert sum(row["length"] for row, _ in rows) == len(stored)
     assert (rows[0][0]["offset"], rows[0][0]["_payload"]) == (0, None)

@@ -1,0 +1,144 @@
+"""The exports of a run that hold documents of a takedown: found by their receipts, checked, and deleted.
+
+An export is outside of the run, so a takedown does not change it unless it is asked to make it again. What an export
+holds follows from the versions of the tables that it was made from.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from pipeline.takedown.shards import find_removed_rows
+from pipeline.takedown.tables import holds_documents
+from schemas.errors import ConfigError, PenstockError
+from schemas.exports import MODEL, ExportReceipt, read_receipts
+from schemas.ids import DOC_ID_BYTES
+from schemas.manifest import open_table, read_run
+from schemas.paths import check_deletable
+from schemas.storage import Store
+from schemas.tables import TABLES
+from schemas.takedown import Certificate, Effects, TableChange
+from schemas.tokens import open_dataset
+from schemas.versions import DATASET
+
+
+def exports_with(run: Store, changes: Mapping[str, TableChange], effects: Effects) -> list[ExportReceipt]:
+    """Return the exports that hold documents which a takedown removed, or models that were trained on them.
+
+    An export of a version that is neither the one before the takedown nor the one after it may hold them, so it is
+    returned too.
+    """
+    clean = {model.checkpoint for model in effects.models if not model.saw}
+    return [
+        receipt
+        for receipt in read_receipts(run)
+        if not receipt.replaced_by and _may_hold(run, receipt, changes) and receipt.checkpoint not in clean
+    ]
+
+
+def _may_hold(run: Store, receipt: ExportReceipt, changes: Mapping[str, TableChange]) -> bool:
+    """Return True unless the exported table had none of the removed documents."""
+    digest, change = receipt.tables[receipt.table], changes.get(receipt.table)
+    if change is None:
+        return digest != _current(run, receipt.table)
+    return digest != change.after and (digest != change.before or change.rows > 0)
+
+
+def _current(run: Store, table: str) -> str | None:
+    """Return the digest of the current version of a table; None if the run has none."""
+    return open_table(run, table)[1].digest if table in read_run(run).tables else None
+
+
+def exports_before(run: Store, documents: frozenset[bytes], effects: Effects) -> list[ExportReceipt]:
+    """Return the exports that would hold documents of a takedown which has not begun, as `exports_with` does."""
+    holding: dict[str, bool] = {}
+    clean, found = {model.checkpoint for model in effects.models if not model.saw}, []
+    for receipt in read_receipts(run):
+        table = receipt.table
+        if receipt.replaced_by or receipt.checkpoint in clean:
+            continue
+        if receipt.tables[table] == _current(run, table):
+            if table not in holding:
+                holding[table] = _holds(run, table, documents)
+            if not holding[table]:
+                continue
+        found.append(receipt)
+    return found
+
+
+def _holds(run: Store, name: str, documents: frozenset[bytes]) -> bool:
+    """Return True if the current version of a table has one of the documents."""
+    if name == DATASET:
+        return bool(find_removed_rows(open_dataset(run, even_replaced=True), documents))
+    (folder, manifest), ids = open_table(run, name), pa.array(sorted(documents), pa.binary(DOC_ID_BYTES))
+    return any(holds_documents(folder, path, TABLES[name], ids) for path in manifest.paths_of("part-"))
+
+
+def describe_exports(run: Store, receipts: Sequence[ExportReceipt]) -> Iterator[str]:
+    """Yield lines about exports that hold, or may hold, removed documents, with the command that makes each again."""
+    for receipt in receipts:
+        if receipt.options.get("format") == MODEL:
+            yield f"export {receipt.id}: a model that was trained on them, in {receipt.destination}; delete it"
+        else:
+            yield (
+                f"export {receipt.id}: {receipt.options.get('format')} of {receipt.table} in {receipt.destination}; "
+                f"delete it and make it again: `{receipt.command(run)}`"
+            )
+
+
+def files_left(run: Store, receipt: ExportReceipt) -> list[str] | None:
+    """Return the files of an export that are still at its destination with their old content; None: not reachable.
+
+    Files that a newer export at this destination has with the same content are left out.
+    """
+    newer = {
+        (file.path, file.sha256)
+        for other in read_receipts(run)
+        if other.destination == receipt.destination and not other.replaced_by and other.id != receipt.id
+        for file in other.files
+    }
+    try:
+        out = Store(receipt.destination)
+        present = [file for file in receipt.files if (file.path, file.sha256) not in newer and out.exists(file.path)]
+        return [file.path for file in present if out.sha256(file.path) == file.sha256]
+    except (PenstockError, OSError):
+        return None
+
+
+def check_exports(run: Store, certificate: Certificate) -> Iterator[str]:
+    """Yield a note for each export that a certificate names: gone, not reachable, or still with removed documents."""
+    receipts = {receipt.id: receipt for receipt in read_receipts(run)}
+    for identifier in certificate.exports:
+        if (receipt := receipts.get(identifier)) is None:
+            yield f"export {identifier}: its receipt is absent, so it was not checked"
+        elif (left := files_left(run, receipt)) is None:
+            yield f"export {identifier}: {receipt.destination} cannot be read from here, so it was not checked"
+        elif left:
+            what = "is a model trained on removed documents" if receipt.checkpoint else "still holds removed documents"
+            yield f"export {identifier}: {receipt.destination} {what}, in {len(left):,} file(s), such as {left[0]}"
+        else:
+            again = f", replaced by export {receipt.replaced_by}" if receipt.replaced_by else ""
+            yield f"export {identifier}: no file of it is left in {receipt.destination}{again}"
+
+
+def delete_export(receipt: ExportReceipt) -> None:
+    """Delete the files of an export, so that another one can be made in its folder.
+
+    Nothing is deleted if none of them is left, so an interrupted export resumes. Files of Megatron may stand in a
+    folder with others. Raises ConfigError before anything is deleted if the folder has other or changed files.
+    """
+    out = Store(receipt.destination)
+    known: dict[str, Any] = {file.path: file.sha256 for file in receipt.files}
+    present = [name for name in out.walk() if name in known or receipt.options["format"] != "megatron"]
+    if known.keys().isdisjoint(present):
+        return
+    for name in present:
+        if known.get(name) is None or out.sha256(name) != known[name]:
+            raise ConfigError(
+                f"takedown --remake-exports: expected only files of export {receipt.id} in {out.uri}, got {name}, "
+                "which is not one of them or was changed. Make this export again yourself."
+            )
+        check_deletable(out, name)
+    for name in sorted(present, key=lambda own: own != "export.json"):
+        out.delete(name)
