@@ -2,12 +2,14 @@
 
 The trainer counts it and the data half describes it in papers, so both halves know this form. A document counts with
 its tokens times the number of times that the steps of the newest checkpoint read them as inputs. Tokens include
-separators. All numbers are exact.
+separators. All numbers are exact. Domains are many, so their sums are on disk: see `SpilledSums`.
 """
 
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+
+from schemas.spilled_sums import SpilledSums
 
 Key = tuple[str, str]
 """(source as the recipe names it, value); the value is empty where the document has none."""
@@ -25,7 +27,7 @@ class Consumption:
     """Digest of the order of the samples; empty without a checkpoint."""
     checkpoint: str = ""
     """SHA-256 of the metadata of the newest checkpoint; empty without one."""
-    domains: Counter[Key] = field(default_factory=Counter)
+    domains: SpilledSums = field(default_factory=SpilledSums)
     """Tokens by source and registrable domain."""
     languages: Counter[Key] = field(default_factory=Counter)
     """Tokens by source and most probable language."""

@@ -15,6 +15,7 @@ from pipeline.disclosure.facts import LISTS, DisclosedFacts, collect, consumptio
 from pipeline.disclosure.paper import Paper
 from pipeline.disclosure.publish import WRITERS, MetadataFile, changes_since, write_metadata, write_paper
 from pipeline.disclosure.score import score, score_rows, score_text
+from schemas.consumption import Consumption
 from schemas.errors import ConfigError
 from schemas.logs import LOGGER
 from schemas.storage import Store
@@ -54,9 +55,7 @@ def summary_command(arguments: Arguments) -> int:
         return 0
     consumed = consumption_of(run, dataset)
     if arguments.list is not None:
-        rows = consumption_list(consumed, arguments.list)
-        table = [("tokens", "source", arguments.list), *((f"{n}", printable(a), printable(b)) for a, b, n in rows)]
-        print("\n".join(text_table(table)))
+        _print_list(consumed, arguments.list)
         return 0
     answers = read_answers(arguments.facts, sources_of(dataset))
     facts = collect(run, dataset, consumed, answers, arguments.sme)
@@ -79,6 +78,17 @@ def summary_command(arguments: Arguments) -> int:
         print(f"{file.name}: {write_metadata(run, out, file)}")
         missing |= {key: missing.get(key, file.name) for key in file.missing}
     return _report_missing(missing, arguments)
+
+
+def _print_list(consumed: Consumption, name: str) -> None:
+    """Print a list row by row: the list of domains may be long."""
+    widest = max(len(printable(source)) for source in ("source", *consumed.sources))
+    digits = 0
+    for source, value, tokens in consumption_list(consumed, name):
+        if not digits:  # the first row has the most tokens
+            digits = max(len("tokens"), len(f"{tokens}"))
+            print(f"{'tokens':{digits}}  {'source':{widest}}  {name}")
+        print(f"{tokens:<{digits}}  {printable(source):{widest}}  {printable(value)}".rstrip())
 
 
 def _print_changes(more: Mapping[str, Any]) -> None:

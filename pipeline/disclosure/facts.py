@@ -4,7 +4,7 @@ A paper computes no figure. What it states is a fact of this file, or an answer 
 """
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -175,16 +175,15 @@ def _facts_of_consumed(consumed: Consumption) -> dict[str, Fact]:
 def _facts_of_domains(consumed: Consumption, answers: FactsFile, is_small: bool) -> dict[str, Fact]:
     """Return the facts of domains: those of crawled sources or, if there is none, of all sources that have domains."""
     crawled = answers.sources_of("crawled")
-    found = sums(consumed.domains, 1, crawled or None)
-    without = found.pop("", 0)
-    listed = _ranked(found)[: num_listed(len(found), is_small)]
+    totals = consumed.domains.totals(crawled or None)
+    listed = consumed.domains.largest(num_listed(totals.num_values, is_small), crawled or None)
     origins = (f"{CONSUMED}.domains", *(("checkpoint",) if consumed.step is not None else ()))
     values = {
         "domains": [list(pair) for pair in listed],
-        "num_domains": len(found),
-        "domain_tokens": sum(found.values()),
+        "num_domains": totals.num_values,
+        "domain_tokens": totals.tokens,
         "listed_tokens": sum(number for _, number in listed),
-        "without_domain": without,
+        "without_domain": totals.without,
         "domain_sources": sorted(crawled or consumed.sources),
         "domain_rule": "the top 5 %, at most 1,000" if is_small else "the top 10 %",
     }
@@ -239,13 +238,16 @@ def dropped_by(facts: DisclosedFacts, prefixes: Iterable[str]) -> int:
     return sum(number for reason, number in facts.value("dropped").items() if reason.startswith(starts))
 
 
-def consumption_list(consumed: Consumption, name: str) -> list[tuple[str, str, int]]:
-    """Return all rows (source, value, tokens) of one of LISTS, most tokens first."""
+def consumption_list(consumed: Consumption, name: str) -> Iterator[tuple[str, str, int]]:
+    """Yield all rows (source, value, tokens) of one of LISTS, most tokens first."""
+    if name == "domains":
+        yield from consumed.domains.ranked()
+        return
     if name == "sources":
         rows = [(source, "", number) for source, number in consumed.sources.items()]
     else:
         rows = [(source, value, number) for (source, value), number in getattr(consumed, name).items()]
-    return sorted(rows, key=lambda row: (-row[2], row[0], row[1]))
+    yield from sorted(rows, key=lambda row: (-row[2], row[0], row[1]))
 
 
 def _share(number: int, total: int) -> float:

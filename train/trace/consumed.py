@@ -2,7 +2,7 @@
 
 Nothing is iterated by step. The samples of a source are the first positions of its order, so the spans of a shard that
 they read are computed from the order, and the documents of the shard are cut by them. One index file of a shard is in
-memory at a time, and the sums by source and domain.
+memory at a time; sums by domain are written to disk when they are many.
 """
 
 from collections import Counter
@@ -180,13 +180,12 @@ def _add(consumed: Consumption, table: pa.Table, spans: Spans) -> None:
     rows = rows.filter(pc.greater(rows.column("tokens"), 0))
     consumed.removed += pc.sum(rows.filter(rows.column("is_removed")).column("tokens")).as_py() or 0
     rows = rows.filter(pc.invert(rows.column("is_removed")))
-    for counts, name in (
-        (consumed.domains, "domain"),
-        (consumed.languages, "language"),
-        (consumed.months, "month"),
-    ):
+    domains = rows.select(["source", "domain", "tokens"])
+    consumed.domains.add(domains.rename_columns(["source", "value", "tokens"]))
+    for counts, name in ((consumed.languages, "language"), (consumed.months, "month")):
         counts.update(Counter(dict(_sums(rows, name))))
-    consumed.documents.update(rows.column("source").to_pylist())
+    for row in pc.value_counts(rows.column("source")).to_pylist():
+        consumed.documents[row["values"]] += row["counts"]
 
 
 def _sums(rows: pa.Table, name: str) -> Iterator[tuple[tuple[str, str], int]]:
