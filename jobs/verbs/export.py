@@ -10,9 +10,10 @@ from typing import Any
 from jobs.arguments import Command, add_run, add_trust, add_verbose, whole
 from jobs.recipe import stored_recipe, warn_of_spark
 from jobs.spark_session import SparkConfig, spark_session, worker_environment
+from pipeline.disclosure.dataset_card import CardText
 from pipeline.engine.part import TaskResult
 from pipeline.engine.spark import run_tasks
-from pipeline.export.card import CardText, published_recipe
+from pipeline.export.card import published_recipe
 from pipeline.export.export import (
     DATASET_FORMAT,
     ZSTD,

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from pipeline.disclosure.answers import GIVEN, FactsFile
 from pipeline.disclosure.eu import language_name
-from pipeline.disclosure.facts import DisclosedFacts
+from pipeline.disclosure.fact import DisclosedFacts
 from pipeline.disclosure.paper import Entry, Filler, Paper, PaperField, PaperSection
 
 NAME = "ab2013"

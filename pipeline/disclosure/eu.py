@@ -9,8 +9,10 @@ import json
 from collections.abc import Iterator
 
 from pipeline.disclosure.answers import GIVEN, MISSING, FactsFile
-from pipeline.disclosure.facts import LARGE_SHARE, DisclosedFacts, dropped_by
+from pipeline.disclosure.fact import DisclosedFacts
+from pipeline.disclosure.facts import LARGE_SHARE
 from pipeline.disclosure.paper import COMPUTED, Entry, Filler, Paper, PaperField, PaperSection
+from pipeline.disclosure.table_facts import dropped_by
 
 NAME = "eu"
 TITLE = "Public summary of training content"

@@ -38,6 +38,9 @@ links = ["https://example.org/model"]
 base_models = "not applicable"
 base_summaries = "not applicable"
 placed_on_market = "2026-11-25"
+licence = "apache-2.0"
+uses = "to continue text, not to give advice"
+limits = "English only"
 [content]
 types = "web pages and books"
 continuous_training = false

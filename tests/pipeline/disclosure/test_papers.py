@@ -12,7 +12,8 @@ from pipeline.disclosure.ab2013 import ab2013_documentation
 from pipeline.disclosure.answers import FactsFile, read_answers
 from pipeline.disclosure.bom import bill_of_materials
 from pipeline.disclosure.eu import eu_summary
-from pipeline.disclosure.facts import Fact, collect
+from pipeline.disclosure.fact import Fact
+from pipeline.disclosure.facts import collect
 from pipeline.disclosure.paper import Entry, Paper, PaperField, PaperSection, to_html, to_markdown
 from pipeline.disclosure.publish import changes_since, to_json, write_paper
 from pipeline.disclosure.score import BY_FORM, ENTRIES, grade, metrics, score, score_rows, totals
