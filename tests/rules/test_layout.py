@@ -124,6 +124,7 @@ HEAVY = {
     "boto3",
     "botocore",
     "catboost",
+    "cryptography",
     "datasketch",
     "fasttext",
     "ftfy",
