@@ -20,6 +20,7 @@ from pipeline.disclosure.card_sections import known_limits
 from pipeline.disclosure.eu import language_name
 from pipeline.disclosure.fact import DisclosedFacts
 from pipeline.disclosure.publish import MetadataFile, stated
+from pipeline.disclosure.table_facts import stage_rows
 from schemas.consumption import CheckpointTraining
 from schemas.errors import reading
 from schemas.ids import digest_of
@@ -172,8 +173,7 @@ def _sha256(digest: str) -> Element:
 
 
 def _preprocessing(facts: DisclosedFacts) -> list[str]:
-    return [f"{stage['stage']} of {stage['table']}: {stage['dropped']:,} documents dropped"
-            for stage in facts.value("stages")]  # fmt: skip
+    return [f"{stage} of {tables}: {dropped} documents dropped" for stage, tables, _, dropped, _ in stage_rows(facts)]
 
 
 def _dataset(names: SpdxNames) -> Element:

@@ -18,6 +18,8 @@ POINTER = ".content | {counts, figures, stages, config, models}"
 """The same for other tables."""
 CUTS = ("repeats", "templates", "paragraphs")
 """Tables whose steps cut passages out of texts."""
+SHOWN_MODELS = 3
+"""Maximum number of models of a stage that a paper names; the bills of materials have all with their digests."""
 TOXICITY_FIGURES = ("toxic_documents", "toxic_words", "toxicity_by")
 
 
@@ -49,6 +51,27 @@ def dropped_by(facts: DisclosedFacts, prefixes: Iterable[str]) -> int:
     return sum(number for reason, number in facts.value("dropped").items() if reason.startswith(starts))
 
 
+def stage_rows(facts: DisclosedFacts) -> list[tuple[str, ...]]:
+    """Return (stage, tables, version, documents dropped, models) of each stage once; long lists of models are cut."""
+    by_stage: dict[str, list[Mapping[str, Any]]] = {}
+    for stage in facts.value("stages"):
+        by_stage.setdefault(stage["stage"], []).append(stage)
+    rows: list[tuple[str, ...]] = []
+    for name, own in by_stage.items():
+        models = sorted({model for stage in own for model in stage["models"]})
+        more = f" and {len(models) - SHOWN_MODELS} more" if len(models) > SHOWN_MODELS else ""
+        rows.append(
+            (
+                name,
+                ", ".join(stage["table"] for stage in own),
+                ", ".join(sorted({str(stage["version"]) for stage in own})),
+                f"{sum(stage['dropped'] for stage in own):,}",
+                ", ".join(models[:SHOWN_MODELS]) + more,
+            )
+        )
+    return rows
+
+
 def _origin(name: str, table: TableVersion) -> Origin:
     path = manifest_path(table)
     return Origin(name, path, table.manifest.digest, f"jq '{POINTERS.get(name, POINTER)}' {path}")
@@ -71,7 +94,7 @@ def _facts_of_stages(tables: Mapping[str, TableVersion]) -> dict[str, Fact]:
                     "table": name,
                     "settings": content.config.get(stage, {}),
                     "models": {key: sha for key, sha in content.models.items() if key.startswith(f"{stage}/")},
-                    "dropped": sum(number for reason, number in own.items() if reason.startswith(f"{stage}/")),
+                    "dropped": sum(dropped.get(reason, 0) for reason in own if reason.startswith(f"{stage}/")),
                 }
             )
     in_order = [name for name in STAGE_TABLES if name in tables]

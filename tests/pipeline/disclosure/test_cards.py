@@ -16,6 +16,7 @@ from pipeline.disclosure.hub import HubCard, language_codes, licence_entries, re
 from pipeline.disclosure.markdown import paragraph, table
 from pipeline.disclosure.model_card import model_card
 from pipeline.disclosure.publish import write_metadata
+from pipeline.disclosure.table_facts import stage_rows
 from schemas.consumption import CheckpointTraining, Consumption
 from schemas.errors import ContractError
 from schemas.manifest import open_table
@@ -105,6 +106,13 @@ def test_the_card_of_a_model_by_hand(run: Store, complete: FactsFile) -> None:
         "- English only",
     ):
         assert line in body, line
+
+
+def test_documents_that_an_earlier_step_dropped_count_for_no_stage(run: Store) -> None:
+    facts = facts_of(run, NOTHING)
+    rows = {stage: int(dropped.replace(",", "")) for stage, _, _, dropped, _ in stage_rows(facts)}
+    assert rows["dedup"] == 7
+    assert sum(rows.values()) == sum(facts.value("dropped").values()) == facts.value("rows_in") - facts.value("clean")
 
 
 def test_cards_name_repositories_of_the_hub_only(run: Store, complete: FactsFile) -> None:
