@@ -126,7 +126,7 @@ def read_answers(path: str | None, sources: Sequence[str]) -> FactsFile:
     except (ValueError, RecursionError) as error:  # also a number with too many digits
         raise ConfigError(f"--facts {path}: expected TOML, got an error: {error}. Correct the file.") from error
     values: dict[str, str | tuple[str, ...]] = {}
-    problems = []
+    problems: list[str] = []
     for key, value in _entries(raw):
         question = _question(key, sources)
         parsed = None if question is None else parse_answer(question, value)
