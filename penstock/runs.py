@@ -290,7 +290,7 @@ class Run:
         """
         from jobs.verbs.export import export_command
 
-        names = ("table", "step", "name", "licence", "creator", "url", "compression")
+        names = ("table", "step", "name", "licence", "creator", "url", "compression", "facts")
         options = dict.fromkeys(names) | {"where": where, "shard_size": shard_size}
         options |= {"signals": ",".join(signals) or None, "verbose": False, "trust_run": False}
         export_command(argparse.Namespace(run=self.store.address, out=out, format=format, **options))

@@ -2,15 +2,38 @@
 
 The trainer counts it and the data half describes it in papers, so both halves know this form. A document counts with
 its tokens times the number of times that the steps of the newest checkpoint read them as inputs. Tokens include
-separators. All numbers are exact.
+separators. All numbers are exact. Domains are many, so their sums are on disk: see `SpilledSums`.
 """
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
+
+from schemas.spilled_sums import SpilledSums
 
 Key = tuple[str, str]
 """(source as the recipe names it, value); the value is empty where the document has none."""
+
+
+@dataclass(frozen=True)
+class CheckpointTraining:
+    """How a checkpoint was trained, as its metadata states it."""
+
+    shape: Mapping[str, Any]
+    """The shape of the model, such as `num_layers`."""
+    num_params: int
+    """Exact number of parameters."""
+    settings: Mapping[str, Any]
+    """Every setting that decides the weights, such as `optim.learning_rate`."""
+    hardware: Mapping[str, Any]
+    """`device`, `ranks`, and `kernels`: the version of torch, and the instruction set or the name of the GPU."""
+    heldout: tuple[tuple[int, float], ...] = ()
+    """(step, held-out loss in nats per token) of every evaluation, oldest first."""
+    files: Mapping[str, str] = field(default_factory=dict)
+    """SHA-256 of every state file, by name."""
+    code_version: str = ""
+    """Version of penstock that wrote the checkpoint."""
 
 
 @dataclass
@@ -25,7 +48,9 @@ class Consumption:
     """Digest of the order of the samples; empty without a checkpoint."""
     checkpoint: str = ""
     """SHA-256 of the metadata of the newest checkpoint; empty without one."""
-    domains: Counter[Key] = field(default_factory=Counter)
+    training: CheckpointTraining | None = None
+    """How the checkpoint was trained; None without one."""
+    domains: SpilledSums = field(default_factory=SpilledSums)
     """Tokens by source and registrable domain."""
     languages: Counter[Key] = field(default_factory=Counter)
     """Tokens by source and most probable language."""

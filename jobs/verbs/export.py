@@ -4,15 +4,23 @@ import argparse
 import re
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from jobs.arguments import Command, add_run, add_trust, add_verbose, whole
 from jobs.recipe import stored_recipe, warn_of_spark
 from jobs.spark_session import SparkConfig, spark_session, worker_environment
+from pipeline.disclosure.answers import read_answers
+from pipeline.disclosure.dataset_card import CardText
+from pipeline.disclosure.facts import collect, sources_of
+from pipeline.disclosure.hub import HubCard
+from pipeline.disclosure.model_card import model_card
 from pipeline.engine.part import TaskResult
 from pipeline.engine.spark import run_tasks
-from pipeline.export.card import CardText, published_recipe
+from pipeline.export.card import published_recipe
 from pipeline.export.export import (
     DATASET_FORMAT,
     ZSTD,
@@ -36,6 +44,7 @@ from schemas.text import format_bytes
 from schemas.tokens import open_dataset
 from schemas.versions import DATASET, open_run_to_read
 from train.export.megatron import export_megatron
+from train.trace.consumed import consumption_of
 
 GROUP = "data"
 VERBS = {
@@ -51,6 +60,7 @@ UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9}
 DEFAULT_SHARD = "256MB"
 OPTIONS = {
     "step": ("huggingface",),
+    "facts": ("huggingface",),
     "table": ("jsonl", "parquet"),
     "signals": TEXT_FORMATS,
     "where": TEXT_FORMATS,
@@ -86,6 +96,9 @@ def add_export_arguments(parser: argparse.ArgumentParser) -> None:
         "--compression", choices=[*COMPRESSIONS], help=f"jsonl: compression of the files; default {ZSTD}"
     )
     parser.add_argument("--step", type=whole, help="huggingface: step of the checkpoint; default: the last")
+    parser.add_argument(
+        "--facts", metavar="FILE", help="huggingface: answers for the model card, as for `penstock summary`"
+    )
     parser.add_argument("--name", help="huggingface-dataset: name of the dataset; default: that of the folder")
     parser.add_argument(
         "--licence", metavar="ID", help="huggingface-dataset: licence of the whole dataset, such as odc-by"
@@ -98,10 +111,7 @@ def export_command(arguments: Arguments) -> int:
     """Export clean text, a table, a model or tokens in the format of another program."""
     check_export(arguments)
     if arguments.format == "huggingface":
-        step = [] if arguments.step is None else ["--step", str(arguments.step)]
-        program = [sys.executable, "-m", "train.start", "--quiet", *log_words(), "train.export.llama"]
-        command = [*program, arguments.run, "--out", arguments.out, *step]
-        return subprocess.run(command, env=worker_environment(), check=False).returncode
+        return _export_model(arguments)
     if arguments.format == "megatron":
         return _export_megatron(arguments)
     run, out = open_run_to_read(arguments.run), Store(arguments.out)
@@ -125,6 +135,33 @@ def export_command(arguments: Arguments) -> int:
         f"file(s){left_out}; export.json has their digests"
     )
     return 0
+
+
+def _export_model(arguments: Arguments) -> int:
+    """Export a checkpoint in a process of its own, which imports torch; return its exit code."""
+    step = [] if arguments.step is None else ["--step", str(arguments.step)]
+    program = [sys.executable, "-m", "train.start", "--quiet", *log_words(), "train.export.llama"]
+    command = [*program, arguments.run, "--out", arguments.out, *step]
+    with tempfile.TemporaryDirectory(prefix="penstock-") as folder:
+        if (card := _model_card(arguments)) is not None:
+            path = Path(folder) / "README.md"
+            path.write_bytes(card.to_bytes())
+            command += ["--card", str(path)]
+        return subprocess.run(command, env=worker_environment(), check=False).returncode
+
+
+def _model_card(arguments: Arguments) -> HubCard | None:
+    """Return the card of the model; None, with a warning, if what it has read is not known."""
+    run = open_run_to_read(arguments.run)
+    try:
+        dataset = open_dataset(run)
+        answers = read_answers(arguments.facts, sources_of(dataset))
+        facts = collect(run, dataset, consumption_of(run, dataset, arguments.step), answers, False)
+        card = model_card(facts, answers)
+    except ContractError as error:
+        LOGGER.warning(f"export: the folder has no README.md, because a fact of the card is not known: {error}")
+        return None
+    return replace(card, head={"library_name": "transformers", **card.head})
 
 
 def check_export(arguments: Arguments) -> None:

@@ -9,12 +9,17 @@ from pipeline.disclosure.ab2013 import ab2013_documentation
 from pipeline.disclosure.answers import FactsFile, read_answers, template
 from pipeline.disclosure.bom import bill_of_materials
 from pipeline.disclosure.croissant import croissant
+from pipeline.disclosure.dataset_card import card_of_run
 from pipeline.disclosure.eu import NAME as EU
 from pipeline.disclosure.eu import eu_summary
-from pipeline.disclosure.facts import LISTS, DisclosedFacts, collect, consumption_list, sources_of
+from pipeline.disclosure.fact import DisclosedFacts
+from pipeline.disclosure.facts import LISTS, collect, consumption_list, sources_of
+from pipeline.disclosure.model_card import model_card
 from pipeline.disclosure.paper import Paper
-from pipeline.disclosure.publish import WRITERS, MetadataFile, changes_since, write_metadata, write_paper
+from pipeline.disclosure.publish import WRITERS, SummaryFile, changes_since, write_metadata, write_paper
 from pipeline.disclosure.score import score, score_rows, score_text
+from pipeline.disclosure.spdx import spdx_document
+from schemas.consumption import Consumption
 from schemas.errors import ConfigError
 from schemas.logs import LOGGER
 from schemas.storage import Store
@@ -30,9 +35,12 @@ VERBS = {
 }
 PAPERS: Mapping[str, Callable[[DisclosedFacts, FactsFile], Paper]] = {"eu": eu_summary, "ab2013": ab2013_documentation}
 """The papers, by option."""
-METADATA: Mapping[str, Callable[[DisclosedFacts, FactsFile], MetadataFile]] = {
+METADATA: Mapping[str, Callable[[DisclosedFacts, FactsFile], SummaryFile]] = {
+    "dataset_card": card_of_run,
+    "model_card": model_card,
     "croissant": croissant,
     "bom": bill_of_materials,
+    "spdx": spdx_document,
 }
 """Files in the form of other tools, by option."""
 INCOMPLETE = 1
@@ -54,9 +62,7 @@ def summary_command(arguments: Arguments) -> int:
         return 0
     consumed = consumption_of(run, dataset)
     if arguments.list is not None:
-        rows = consumption_list(consumed, arguments.list)
-        table = [("tokens", "source", arguments.list), *((f"{n}", printable(a), printable(b)) for a, b, n in rows)]
-        print("\n".join(text_table(table)))
+        _print_list(consumed, arguments.list)
         return 0
     answers = read_answers(arguments.facts, sources_of(dataset))
     facts = collect(run, dataset, consumed, answers, arguments.sme)
@@ -79,6 +85,17 @@ def summary_command(arguments: Arguments) -> int:
         print(f"{file.name}: {write_metadata(run, out, file)}")
         missing |= {key: missing.get(key, file.name) for key in file.missing}
     return _report_missing(missing, arguments)
+
+
+def _print_list(consumed: Consumption, name: str) -> None:
+    """Print a list row by row: the list of domains may be long."""
+    widest = max(len(printable(source)) for source in ("source", *consumed.sources))
+    digits = 0
+    for source, value, tokens in consumption_list(consumed, name):
+        if not digits:  # the first row has the most tokens
+            digits = max(len("tokens"), len(f"{tokens}"))
+            print(f"{'tokens':{digits}}  {'source':{widest}}  {name}")
+        print(f"{tokens:<{digits}}  {printable(source):{widest}}  {printable(value)}".rstrip())
 
 
 def _print_changes(more: Mapping[str, Any]) -> None:
@@ -108,10 +125,10 @@ def check_summary(arguments: Arguments) -> list[str]:
     chosen = [name for name in (*PAPERS, *METADATA) if getattr(arguments, name)]
     others = [name for name in ("template", "list") if getattr(arguments, name)]
     if len(others) + bool(chosen) != 1:
-        got = ", ".join(f"--{name}" for name in [*others, *chosen]) or "none"
+        got = ", ".join(map(_flag, [*others, *chosen])) or "none"
         raise ConfigError(
-            f"summary: expected papers (--{', --'.join((*PAPERS, *METADATA))}), --list or --template, got {got}. Give "
-            "one of these."
+            f"summary: expected papers ({', '.join(map(_flag, (*PAPERS, *METADATA)))}), --list or --template, got "
+            f"{got}. Give one of these."
         )
     unused = [name for name in ("facts", "format", "out", "against") if getattr(arguments, name) and not chosen]
     unused += [name for name in ("sme", "draft", "score") if getattr(arguments, name) and not chosen]
@@ -125,8 +142,12 @@ def check_summary(arguments: Arguments) -> list[str]:
         raise ConfigError("summary --score: expected --eu with it, got another paper. Add --eu.")
     of_papers = [name for name in ("format", "against") if getattr(arguments, name)]
     if of_papers and not {*PAPERS} & {*chosen}:
-        raise ConfigError(f"summary --{of_papers[0]}: expected a paper with it, got only JSON files. Add --eu.")
+        raise ConfigError(f"summary --{of_papers[0]}: expected a paper with it, got only other files. Add --eu.")
     return chosen
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
 
 
 def add_summary_arguments(parser: argparse.ArgumentParser) -> None:
@@ -134,8 +155,11 @@ def add_summary_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", nargs="?", help=f"{RUN_HELP}; or RUN@digest with --out")
     parser.add_argument("--eu", action="store_true", help="the template of the AI Office of the EU")
     parser.add_argument("--ab2013", action="store_true", help="the twelve disclosures of California's AB 2013")
+    parser.add_argument("--dataset-card", action="store_true", help="README.md of the clean text for the Hub")
+    parser.add_argument("--model-card", action="store_true", help="README.md of the model for the Hub")
     parser.add_argument("--croissant", action="store_true", help="Croissant 1.1 metadata of the clean text")
     parser.add_argument("--bom", action="store_true", help="bill of materials of the model, CycloneDX 1.6")
+    parser.add_argument("--spdx", action="store_true", help="the same as SPDX 3.0.1, with the profiles AI and Dataset")
     parser.add_argument("--facts", metavar="FILE", help="TOML file with what only a person knows")
     parser.add_argument(
         "--template", action="store_true", help="print an empty facts file with all questions, and those of each source"

@@ -7,8 +7,9 @@ from collections.abc import Iterator
 
 from pipeline.disclosure.answers import GIVEN, FactsFile
 from pipeline.disclosure.eu import language_name
-from pipeline.disclosure.facts import DisclosedFacts
+from pipeline.disclosure.fact import DisclosedFacts
 from pipeline.disclosure.paper import Entry, Filler, Paper, PaperField, PaperSection
+from pipeline.disclosure.table_facts import stage_rows
 
 NAME = "ab2013"
 TITLE = "Documentation of training data"
@@ -65,8 +66,8 @@ def _replaced(filler: Filler) -> Iterator[Entry]:
 
 
 def _stages(filler: Filler) -> Entry:
-    rows = [(stage["stage"], stage["table"], f"{stage['dropped']:,}") for stage in filler.facts.value("stages")]
-    return filler.table("stages", "Stages of processing", ("stage", "table", "documents dropped"), rows, "stages")
+    rows = [(stage, tables, dropped) for stage, tables, _, dropped, _ in stage_rows(filler.facts)]
+    return filler.table("stages", "Stages of processing", ("stage", "tables", "documents dropped"), rows, "stages")
 
 
 def _periods(filler: Filler) -> Entry:

@@ -30,6 +30,8 @@ GIVEN, MISSING, UNUSED = "given", "missing", "not applicable"
 """States of an answer."""
 MAX_BYTES = 1 << 20
 """Maximum size of a facts file."""
+MAX_PROBLEMS, SHOWN_NAME = 50, 100
+"""Maximum number of wrong entries in an error message, and of characters of an unknown name."""
 BARE = re.compile(r"[A-Za-z0-9_-]+")
 SOURCES = "sources"
 CLAIMS = (
@@ -124,14 +126,12 @@ def read_answers(path: str | None, sources: Sequence[str]) -> FactsFile:
     except (ValueError, RecursionError) as error:  # also a number with too many digits
         raise ConfigError(f"--facts {path}: expected TOML, got an error: {error}. Correct the file.") from error
     values: dict[str, str | tuple[str, ...]] = {}
-    problems = []
+    problems: list[str] = []
     for key, value in _entries(raw):
         question = _question(key, sources)
         parsed = None if question is None else parse_answer(question, value)
         if question is None:
-            names = [*(known.key for known in QUESTIONS), *_source_keys(sources)]
-            close = difflib.get_close_matches(key, names, n=1)
-            problems.append(f"unknown {key}" + (f" (did you mean {close[0]}?)" if close else ""))
+            problems.append(_unknown(key, sources) if len(problems) < MAX_PROBLEMS else key)
         elif parsed is None:
             problems.append(f"{key} = {_shown(value)}, not {expected_form(question)}")
         else:
@@ -139,11 +139,19 @@ def read_answers(path: str | None, sources: Sequence[str]) -> FactsFile:
     answers = FactsFile(path, values, tuple(sources))
     problems += _contradictions(answers)
     if problems:
+        more = f" and {len(problems) - MAX_PROBLEMS:,} more" if len(problems) > MAX_PROBLEMS else ""
         raise ConfigError(
             f"--facts {path}: expected the names and forms of `penstock summary --template`, got "
-            f"{'; '.join(problems)}. Correct the file."
+            f"{'; '.join(problems[:MAX_PROBLEMS])}{more}. Correct the file."
         )
     return answers
+
+
+def _unknown(key: str, sources: Sequence[str]) -> str:
+    """Return an unknown name in words, with the nearest known one."""
+    names = [*(known.key for known in QUESTIONS), *_source_keys(sources)]
+    close = difflib.get_close_matches(key[:SHOWN_NAME], names, n=1)
+    return f"unknown {key:.{SHOWN_NAME}}" + (f" (did you mean {close[0]}?)" if close else "")
 
 
 def _shown(value: Any) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 
 from pipeline.disclosure.answers import GIVEN, FactsFile
 from pipeline.disclosure.eu import language_name
-from pipeline.disclosure.facts import DisclosedFacts
+from pipeline.disclosure.fact import DisclosedFacts
 from pipeline.disclosure.publish import MetadataFile, stated
 from schemas.ids import digest_of
 

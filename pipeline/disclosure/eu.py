@@ -9,8 +9,10 @@ import json
 from collections.abc import Iterator
 
 from pipeline.disclosure.answers import GIVEN, MISSING, FactsFile
-from pipeline.disclosure.facts import LARGE_SHARE, DisclosedFacts, dropped_by
+from pipeline.disclosure.fact import DisclosedFacts
+from pipeline.disclosure.facts import LARGE_SHARE
 from pipeline.disclosure.paper import COMPUTED, Entry, Filler, Paper, PaperField, PaperSection
+from pipeline.disclosure.table_facts import dropped_by, stage_rows
 
 NAME = "eu"
 TITLE = "Public summary of training content"
@@ -336,17 +338,8 @@ def _processing(filler: Filler) -> Iterator[PaperField]:
     yield _field(
         "3.2.a", "Removal of illegal content", asked("illegal.measures"), *_measured(filler, "harm", HARM_STAGES)
     )
-    rows = [
-        (
-            stage["stage"],
-            stage["table"],
-            str(stage["version"]),
-            f"{stage['dropped']:,}",
-            ", ".join(sorted(stage["models"])),
-        )
-        for stage in facts.value("stages")
-    ]
-    head = ("stage", "table", "version", "documents dropped", "models")
+    head = ("stage", "tables", "version", "documents dropped", "models")
+    rows = stage_rows(facts)
     yield _field("3.3.a", "Other information", filler.table("stages", "Stages of processing", head, rows, "stages"),
                  *_personal_data(filler), asked("processing.other"))  # fmt: skip
 
@@ -363,6 +356,7 @@ def _measured(filler: Filler, key: str, names: tuple[str, ...]) -> Iterator[Entr
             for stage in filler.facts.value("stages")
             if stage["stage"] in used
             for name, value in sorted(stage["settings"].items())
+            if value not in (None, [], {}, "")
         )
         yield filler.computed(f"{key}.settings", "Settings of these stages", lines or "none", "stages")
 

@@ -13,16 +13,15 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from pipeline.disclosure.answers import GIVEN, MISSING, UNUSED, FactsFile
-from pipeline.disclosure.facts import DisclosedFacts, Origin
+from pipeline.disclosure.fact import DisclosedFacts, Origin
+from pipeline.disclosure.markdown import code, escaped, table_lines
 from schemas.ids import digest_of
-from schemas.text import printable_block, printable_line
+from schemas.text import printable_block
 
 COMPUTED = "computed"
 """State of an entry whose value comes from the run."""
 FACTS_FILE = "facts file"
 """The origin of an entry that a person gave."""
-SPECIAL = re.compile(r"([\\`*_{}\[\]<>()#+!|~&$])")
-"""Characters that Markdown may read as markup, HTML included."""
 SHORT_DIGEST = 12
 LINK = re.compile(r"https?://[^\s\"'<>]{1,2000}")
 
@@ -149,19 +148,19 @@ class Filler:
 def to_markdown(paper: Paper, more: Mapping[str, Any]) -> bytes:
     """Return a paper as Markdown with footnotes for the origins."""
     numbers = {name: number for number, name in enumerate(paper.origins, 1)}
-    lines = [f"# {_markdown(paper.title)}", "", f"Form: {_markdown(paper.form)}", f"Version: `{paper.version}`", ""]
-    lines += [f"{_markdown(note)}\n" for note in paper.notes]
+    lines = [f"# {escaped(paper.title)}", "", f"Form: {escaped(paper.form)}", f"Version: `{paper.version}`", ""]
+    lines += [f"{escaped(note)}\n" for note in paper.notes]
     for section in paper.sections:
-        lines += [f"## {section.id} {_markdown(section.title)}", ""]
+        lines += [f"## {section.id} {escaped(section.title)}", ""]
         for field in section.fields:
-            lines += [f"### {field.id} {_markdown(field.title)}", ""]
+            lines += [f"### {field.id} {escaped(field.title)}", ""]
             for entry in field.entries:
                 lines += [*_markdown_entry(entry, numbers), ""]
     lines += _markdown_changes(more.get("changes"))
     lines += ["## Origins", ""]
     for name, number in numbers.items():
         origin = paper.origins[name]
-        lines.append(f"{number}. {_code(origin.path)}, SHA-256 {_code(origin.digest)}: {_code(origin.query)}")
+        lines.append(f"{number}. {code(origin.path)}, SHA-256 {code(origin.digest)}: {code(origin.query)}")
     return ("\n".join(lines) + "\n").encode("utf-8", "replace")
 
 
@@ -169,46 +168,28 @@ def _markdown_changes(changes: Sequence[Mapping[str, str]] | None) -> list[str]:
     if changes is None:
         return []
     lines = ["## Changes since the earlier version", ""]
-    rows = [tuple(_cell(change[name]) for name in ("name", "before", "after")) for change in changes]
-    return [*lines, *_markdown_table(("name", "before", "after"), rows), ""] if rows else [*lines, "None.", ""]
+    rows = [tuple(escaped(change[name]) for name in ("name", "before", "after")) for change in changes]
+    return [*lines, *table_lines(("name", "before", "after"), rows), ""] if rows else [*lines, "None.", ""]
 
 
 def _markdown_entry(entry: Entry, numbers: Mapping[str, int]) -> Iterator[str]:
     marks = "".join(f" [{numbers[name]}]" for name in entry.origins if name in numbers).replace("[", "\\[")
-    label = f"**{_markdown(entry.label)}**"
+    label = f"**{escaped(entry.label)}**"
     if entry.state == MISSING:
-        more = " (optional)" if entry.optional else f"; add {_code(entry.key)} to the facts file"
+        more = " (optional)" if entry.optional else f"; add {code(entry.key)} to the facts file"
         yield f"{label}: *not given{more}*"
     elif entry.state == UNUSED:
         yield f"{label}: *not applicable*"
     elif entry.head:
         yield f"{label}:{marks}"
         yield ""
-        yield from _markdown_table(entry.head, [tuple(map(_cell, row)) for row in entry.rows])
+        yield from table_lines(entry.head, [tuple(map(escaped, row)) for row in entry.rows])
     elif isinstance(entry.value, tuple):
         yield f"{label}:{marks}"
         yield ""
-        yield from (f"- {_markdown(item)}" for item in entry.value)
+        yield from (f"- {escaped(item)}" for item in entry.value)
     else:
-        yield f"{label}: {_markdown(entry.value)}{marks}"
-
-
-def _markdown_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
-    yield f"| {' | '.join(head)} |"
-    yield f"|{'---|' * len(head)}"
-    yield from (f"| {' | '.join(row)} |" for row in rows)
-
-
-def _markdown(text: str) -> str:
-    return SPECIAL.sub(r"\\\1", printable_line(text))
-
-
-def _cell(text: str) -> str:
-    return _markdown(text)
-
-
-def _code(text: str) -> str:
-    return f"`{printable_line(text).replace('`', '')}`"
+        yield f"{label}: {escaped(entry.value)}{marks}"
 
 
 def to_html(paper: Paper, more: Mapping[str, Any]) -> bytes:

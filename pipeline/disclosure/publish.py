@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from pipeline.disclosure.answers import GIVEN, MISSING, FactsFile
 from pipeline.disclosure.paper import SHORT_DIGEST, Paper, to_html, to_markdown
@@ -33,6 +33,33 @@ def to_json(paper: Paper, more: Mapping[str, Any]) -> bytes:
         "missing": [{"field": field, "name": name} for field, name in paper.missing],
     }
     return canonical_json(printable_value(value | dict(more))) + b"\n"
+
+
+class SummaryFile(Protocol):
+    """A file in the form of another tool."""
+
+    @property
+    def name(self) -> str:
+        """Name of the paper, such as `croissant`."""
+
+    @property
+    def file_name(self) -> str:
+        """Path in the folder of the paper."""
+
+    @property
+    def missing(self) -> tuple[str, ...]:
+        """Names of the answers that it would state, and that are not given."""
+
+    @property
+    def has_paths(self) -> bool:
+        """True: it names files by paths relative to the run folder. A takedown deletes it there by its name."""
+
+    @property
+    def version(self) -> str:
+        """The digest of all that it states."""
+
+    def to_bytes(self) -> bytes:
+        """Return the file."""
 
 
 @dataclass(frozen=True)
@@ -119,7 +146,7 @@ def write_paper(
     return _write(run, folder, {f"{paper.name}.{kind}": WRITERS[kind](paper, more) for kind in formats})
 
 
-def write_metadata(run: Store, out: Store | None, file: MetadataFile) -> str:
+def write_metadata(run: Store, out: Store | None, file: SummaryFile) -> str:
     """Write a file in the form of another tool, as `write_paper` does, and return its path.
 
     A file with paths of the run is by default in the run folder itself.

@@ -12,9 +12,10 @@ from typing import Any
 
 import pyarrow.fs as pafs
 
+from pipeline.disclosure.dataset_card import CardText
 from pipeline.engine.parquet import WrittenFile, parts_of
 from pipeline.engine.part import TaskResult
-from pipeline.export.card import CardText, ExportFacts, croissant, dataset_card
+from pipeline.export.card import ExportFacts, export_card, export_croissant
 from pipeline.export.rows import ALL, SIGNAL_TABLES, RowSource, open_rows
 from pipeline.export.shards import (
     COMPRESSIONS,
@@ -221,9 +222,11 @@ def export_text(prepared: PreparedExport, options: ExportOptions, text: CardText
         "files": [_file_json(file) for file in files],
     }
     if options.format == DATASET_FORMAT:
-        manifests = {name: table.manifest for name, table in source.tables.items()}
-        facts = ExportFacts(manifests, source.schema, content, digest_of(content))
-        pages = {CARD: dataset_card(facts, text).encode(), CROISSANT: canonical_json(croissant(facts, text)) + b"\n"}
+        facts = ExportFacts(source.tables, source.schema, content, digest_of(content))
+        pages = {
+            CARD: export_card(facts, text).to_bytes(),
+            CROISSANT: canonical_json(export_croissant(facts, text)) + b"\n",
+        }
         for name, data in pages.items():
             out.write_atomic(name, data)
     return _finish(out, content, clean)

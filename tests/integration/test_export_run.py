@@ -11,8 +11,8 @@ import pytest
 
 import penstock
 from jobs.recipe import read_recipe
+from pipeline.disclosure.dataset_card import CardText
 from pipeline.engine.spark import run_tasks
-from pipeline.export.card import CardText
 from pipeline.export.export import ExportOptions, export_text, prepare_export
 from pipeline.inspect.show import columns_of_run, find_documents, parse_where
 from pipeline.prepare import prepare

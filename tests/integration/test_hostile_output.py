@@ -181,10 +181,12 @@ def commands(run: str, recipe: str, out: str, kept: str, dropped: str) -> dict[s
         ],
         "summary": [
             ["summary", run, "--eu", "--ab2013", "--draft", "--out", f"{out}/papers"],
+            ["summary", run, "--dataset-card", "--model-card", "--spdx", "--draft", "--out", f"{out}/cards"],
             ["summary", run, "--list", "domains"],
             ["summary", run, "--template"],
             ["summary", run, "--eu", "--facts", HOSTILE],
         ],
+        "sign": [["sign", run, "--key", HOSTILE], ["sign", run, "--verify", "--public-key", HOSTILE]],
         "gc": [["gc", run, "--dry-run"]],
         "repair": [["repair", run, "--dry-run"]],
         "lineage": [["lineage", run, "--out", f"{out}/lineage.json", "--openlineage", f"{out}/events.jsonl"]],

@@ -34,6 +34,8 @@ VERBS = (
     ["gc", "RUN", "--dry-run"],
     ["register", "RUN", "--delta"],
     ["summary", "RUN", "--eu", "--draft"],
+    ["summary", "RUN", "--dataset-card", "--model-card", "--spdx", "--draft"],
+    ["sign", "RUN", "--verify", "--public-key", "none.pub"],
 )
 """Command lines of the verbs that read a run and start neither Spark nor torch."""
 

@@ -125,6 +125,7 @@ HEAVY = {
     "boto3",
     "botocore",
     "catboost",
+    "cryptography",
     "datasketch",
     "fasttext",
     "ftfy",

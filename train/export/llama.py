@@ -124,6 +124,8 @@ def json_bytes(value: object) -> bytes:
 MAX_SHARD_BYTES = 5_000_000_000
 """Maximum size of a weight file, as `transformers` writes them; a parameter is never split."""
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+CARD = "README.md"
+"""The model card, as the Hugging Face Hub names it."""
 TOP_LEVEL_NAMES = {"embedding": "model.embed_tokens", "norm": "model.norm", "head": "lm_head"}
 LAYER_NAMES = {
     "attention_norm": "input_layernorm",
@@ -146,8 +148,10 @@ def export_llama(
     tokenizer: TokenizerFile | None,
     folder: Path,
     max_shard_bytes: int = MAX_SHARD_BYTES,
+    *,
+    card: bytes | None = None,
 ) -> None:
-    """Write a Llama model, and its tokenizer if given, to a new folder. `state`: the parameters, as plain tensors.
+    """Write a Llama model, and its tokenizer and card if given, to a new folder. `state`: the parameters, as tensors.
 
     Raises ConfigError if Llama does not support the shape or the folder is not empty, ContractError if the weights do
     not match the shape.
@@ -169,6 +173,8 @@ def export_llama(
         if tokenizer is not None:
             for name, content in tokenizer_files(tokenizer, seq_len).items():
                 (partial / name).write_bytes(content)
+        if card is not None:
+            (partial / CARD).write_bytes(card)
         for path in (*partial.iterdir(), partial):
             _sync(path)
         partial.rename(folder)
@@ -411,10 +417,12 @@ def _read_shape(config: dict[str, Any], where: str) -> ModelShape:
 # Export of a checkpoint: its model and the tokenizer of its dataset.
 
 
-def export_checkpoint(run: Store, folder: Path, step: int | None = None) -> CheckpointMetadata:
+def export_checkpoint(
+    run: Store, folder: Path, step: int | None = None, card: bytes | None = None
+) -> CheckpointMetadata:
     """Write the model and tokenizer of a checkpoint to a new folder; return the checkpoint metadata.
 
-    `step`: step of the checkpoint; None = the last.
+    `step`: step of the checkpoint; None = the last. `card`: the model card; None = without one.
 
     Raises ConfigError if Llama does not support the model or the folder is not empty, ContractError if files are
     damaged.
@@ -423,7 +431,7 @@ def export_checkpoint(run: Store, folder: Path, step: int | None = None) -> Chec
     tokenizer = TokenizerFile(dataset.tokenizer, read_tokenizer(dataset))
     model = read_model(run, note, torch.device("cpu"))
     state = {name: parameter.detach() for name, parameter in model.named_parameters()}
-    export_llama(state, model.shape, sequence_length_of(note), tokenizer, folder)
+    export_llama(state, model.shape, sequence_length_of(note), tokenizer, folder, card=card)
     return note
 
 
@@ -434,9 +442,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("run", help="run folder with a checkpoint")
     parser.add_argument("--out", required=True, help="new folder to write")
     parser.add_argument("--step", type=int, help="step of the checkpoint; default: the last")
+    parser.add_argument("--card", help="file with the model card")
     arguments = parser.parse_args(argv)
+    card = None if arguments.card is None else Path(arguments.card).read_bytes()
     try:
-        note = export_checkpoint(Store(arguments.run), Path(arguments.out), arguments.step)
+        note = export_checkpoint(Store(arguments.run), Path(arguments.out), arguments.step, card)
     except PenstockError as error:
         print_error(error)
         return 2

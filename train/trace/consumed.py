@@ -2,7 +2,7 @@
 
 Nothing is iterated by step. The samples of a source are the first positions of its order, so the spans of a shard that
 they read are computed from the order, and the documents of the shard are cut by them. One index file of a shard is in
-memory at a time, and the sums by source and domain.
+memory at a time; sums by domain are written to disk when they are many.
 """
 
 from collections import Counter
@@ -13,17 +13,18 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from schemas.consumption import Consumption
-from schemas.errors import ContractError
+from schemas.consumption import CheckpointTraining, Consumption
+from schemas.errors import ContractError, reading
 from schemas.storage import Store
 from schemas.takedown import REMOVED_ID
 from schemas.tokens import TRAIN, Dataset
-from train.checkpoint.folder import list_checkpoints, open_trained_order
+from train.checkpoint.folder import METADATA_NAME, CheckpointMetadata, list_checkpoints, open_trained_order
 from train.data.document_index import read_table
 from train.data.order import SampleOrder
 from train.data.permutation import Ints
-from train.data.stages import STAGE_BITS, SkipList
+from train.data.stages import STAGE_BITS, SkipList, StagePlan
 from train.dataset_history import digests_at_same_positions
+from train.model.shape import ModelShape, num_parameters
 from train.plan.plan import stored_plan
 
 COLUMNS = ("doc_id", "source", "domain", "language", "date", "token_offset", "num_tokens")
@@ -62,13 +63,13 @@ class Spans:
         return Spans(*(np.concatenate(pair) for pair in pairs))
 
 
-def consumption_of(run: Store, dataset: Dataset) -> Consumption:
-    """Return what the newest checkpoint of a run has read of its dataset.
+def consumption_of(run: Store, dataset: Dataset, step: int | None = None) -> Consumption:
+    """Return what a checkpoint of a run has read of its dataset; `step`: its step, None = the newest.
 
     Without a checkpoint, each document of the training streams counts once. Raises ContractError if the checkpoint
-    was trained on another dataset, or with another order than the plan of the run has.
+    was trained on another dataset, or with another order than the plan of the run has, or if there is none of `step`.
     """
-    consumed, order = _open(run, dataset)
+    consumed, order = _open(run, dataset, step)
     count_tokens(consumed, dataset, order)
     return consumed
 
@@ -91,20 +92,47 @@ def count_tokens(consumed: Consumption, dataset: Dataset, order: SampleOrder | N
             begin = end
 
 
-def _open(run: Store, dataset: Dataset) -> tuple[Consumption, SampleOrder | None]:
-    """Return a consumption without tokens, and the order up to the newest checkpoint; None without a checkpoint."""
+def _open(run: Store, dataset: Dataset, step: int | None) -> tuple[Consumption, SampleOrder | None]:
+    """Return a consumption without tokens, and the order up to a checkpoint; None without one."""
     checkpoints = list_checkpoints(run) if run.is_local else []
-    if not checkpoints:
+    chosen = next((own for own in reversed(checkpoints) if step in (None, own.step)), None)
+    if chosen is None:
+        if step is not None:
+            steps = ", ".join(str(own.step) for own in checkpoints) or "none"
+            raise ContractError(
+                f"{run.uri}: expected a checkpoint of step {step}, got checkpoints of steps {steps}. Correct --step."
+            )
         return Consumption(None, dataset.digest), None
-    plan, newest = stored_plan(run), checkpoints[-1]
+    plan = stored_plan(run)
     if plan is None or plan.dataset not in digests_at_same_positions(dataset):
         raise ContractError(
-            f"{run.uri}: expected a plan for dataset {dataset.digest[:12]}, on which {newest.name} was trained, got "
+            f"{run.uri}: expected a plan for dataset {dataset.digest[:12]}, on which {chosen.name} was trained, got "
             f"{'none' if plan is None else f'one for {plan.dataset[:12]}'}. Name the dataset of the plan as RUN@digest."
         )
     order = open_trained_order(run, dataset, plan.model_copy(update={"dataset": dataset.digest}))
-    sha256 = run.sha256(f"{newest.name}/checkpoint.json")
-    return Consumption(newest.step, dataset.digest, order.digest, sha256), order_until(order, newest.step)
+    sha256 = run.sha256(f"{chosen.name}/checkpoint.json")
+    consumed = Consumption(chosen.step, dataset.digest, order.digest, sha256, training_of(chosen))
+    return consumed, order_until(order, chosen.step)
+
+
+def training_of(checkpoint: CheckpointMetadata) -> CheckpointTraining:
+    """Return how a checkpoint was trained. Raises ContractError if its metadata has no valid shape or stages."""
+    settings, layout = checkpoint.identity.settings, checkpoint.layout
+    prefix = "shape."
+    shape = {name.removeprefix(prefix): value for name, value in settings.items() if name.startswith(prefix)}
+    with reading(f"{checkpoint.name}/{METADATA_NAME}", "a model shape and stages that this version knows"):
+        num_params = num_parameters(ModelShape.model_validate(shape))
+        for stage in settings.get("train.stages", ()):
+            StagePlan.model_validate(stage)
+    return CheckpointTraining(
+        shape,
+        num_params,
+        {name: value for name, value in settings.items() if not name.startswith(prefix)},
+        {"device": layout.device, "ranks": layout.ranks, "kernels": layout.kernels},
+        checkpoint.progress.heldout,
+        {name: file.sha256 for name, file in checkpoint.files.items()},
+        checkpoint.identity.code_version,
+    )
 
 
 def order_until(order: SampleOrder, step: int) -> SampleOrder:
@@ -180,13 +208,12 @@ def _add(consumed: Consumption, table: pa.Table, spans: Spans) -> None:
     rows = rows.filter(pc.greater(rows.column("tokens"), 0))
     consumed.removed += pc.sum(rows.filter(rows.column("is_removed")).column("tokens")).as_py() or 0
     rows = rows.filter(pc.invert(rows.column("is_removed")))
-    for counts, name in (
-        (consumed.domains, "domain"),
-        (consumed.languages, "language"),
-        (consumed.months, "month"),
-    ):
+    domains = rows.select(["source", "domain", "tokens"])
+    consumed.domains.add(domains.rename_columns(["source", "value", "tokens"]))
+    for counts, name in ((consumed.languages, "language"), (consumed.months, "month")):
         counts.update(Counter(dict(_sums(rows, name))))
-    consumed.documents.update(rows.column("source").to_pylist())
+    for row in pc.value_counts(rows.column("source")).to_pylist():
+        consumed.documents[row["values"]] += row["counts"]
 
 
 def _sums(rows: pa.Table, name: str) -> Iterator[tuple[tuple[str, str], int]]:

@@ -95,14 +95,15 @@ def test_the_template_names_the_sources_of_the_run(run: Store, capsys: Printed) 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["RUN"], "expected papers (--eu, --ab2013, --croissant, --bom), --list or --template, got none"),
+        (["RUN"], "--dataset-card, --model-card, --croissant, --bom, --spdx), --list or --template, got none"),
         (["RUN", "--eu", "--list", "domains"], "got --list, --eu"),
         (["--eu"], "expected a run folder, got none"),
         (["RUN", "--template", "--sme"], "summary --sme: expected a paper with it"),
         (["RUN", "--list", "domains", "--facts", "x"], "summary --facts: expected a paper with it"),
         (["RUN", "--eu", "--ab2013", "--against", "x"], "expected one paper with it"),
+        (["RUN", "--model-card", "--list", "domains"], "got --list, --model-card"),
         (["RUN", "--bom", "--score"], "summary --score: expected --eu with it"),
-        (["RUN", "--bom", "--format", "md"], "summary --format: expected a paper with it, got only JSON files"),
+        (["RUN", "--bom", "--format", "md"], "summary --format: expected a paper with it, got only other files"),
         (["RUN", "--eu", "--facts", "none.toml"], "expected a TOML file of at most"),
     ],
 )

@@ -1,5 +1,25 @@
 """A complete facts file for a run with the sources `web` and `books`, as a person would fill in the template."""
 
+from collections.abc import Mapping
+
+import pyarrow as pa
+
+from schemas.spilled_sums import SCHEMA, SpilledSums
+
+
+def rows_of(counts: Mapping[tuple[str, str], int]) -> pa.Table:
+    """Return tokens by (source, value) as rows of sums."""
+    rows = [{"source": source, "value": value, "tokens": tokens} for (source, value), tokens in counts.items()]
+    return pa.Table.from_pylist(rows, SCHEMA)
+
+
+def sums_of(counts: Mapping[tuple[str, str], int]) -> SpilledSums:
+    """Return sums of tokens by (source, value)."""
+    sums = SpilledSums()
+    sums.add(rows_of(counts))
+    return sums
+
+
 COMPLETE = """
 [document]
 updated = 2026-11-20
@@ -18,6 +38,9 @@ links = ["https://example.org/model"]
 base_models = "not applicable"
 base_summaries = "not applicable"
 placed_on_market = "2026-11-25"
+licence = "apache-2.0"
+uses = "to continue text, not to give advice"
+limits = "English only"
 [content]
 types = "web pages and books"
 continuous_training = false

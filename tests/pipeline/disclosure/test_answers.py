@@ -116,3 +116,55 @@ def test_the_template_has_every_question_once_and_is_a_file_without_answers(tmp_
     answers = read(tmp_path, template(names), names)
     assert {*answers.values.values()} == {""}
     assert {answers.of(question.key).state for question in QUESTIONS} == {MISSING}
+
+
+HOSTILE_VALUES = (
+    *("inf", "-inf", "nan", "-0.0", "1e400", "9" * 400, "9" * 5000, "0x" + "f" * 5000, "true", "{}", "[[]]", "[1]"),
+    *("0001-01-01", "9999-12-31", "2026-02-30", "1979-05-27T07:32:00-08:00", "07:32:00", '"\\u0000"', '" "', "''"),
+    *(
+        '"2026-1-1"',
+        '"99999-01-01"',
+        "[" * 5000 + "]" * 5000,
+        "{a = {b = {c = 1}}}",
+        '["", 3]',
+        '"\\ud800"',
+        "=",
+        "\x00",
+    ),
+)
+
+
+def refusal(folder: Path, text: str) -> str:
+    """The error message of a facts file; empty if it is accepted."""
+    try:
+        read(folder, text)
+    except ConfigError as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize("value", HOSTILE_VALUES, ids=range(len(HOSTILE_VALUES)))
+def test_any_value_is_an_answer_or_one_sentence(tmp_path: Path, value: str) -> None:
+    keys = [question.key.split(".", 1) for question in QUESTIONS[::4]]
+    keys += [["sources.web", question.key] for question in SOURCE_QUESTIONS]
+    for section, name in [*keys, ["sources", "web"], [value, "x"], ["document", value]]:
+        for text in (f"[{section}]\n{name} = {value}\n", f"{section}.{name} = {value}\n"):
+            message = refusal(tmp_path, text)
+            assert message == "" or message.startswith(f"--facts {tmp_path}/facts.toml: expected ")
+            assert len(message) < 1000 + len(str(tmp_path))
+
+
+def test_many_wrong_names_are_counted(tmp_path: Path) -> None:
+    message = refusal(tmp_path, "\n".join(f"x{number} = 1" for number in range(50_000)))
+    assert "unknown x0; unknown x1;" in message
+    assert message.endswith("; unknown x49 and 49,950 more. Correct the file.")
+
+
+@pytest.mark.parametrize("data", [b"\xff\xfe", b"\x00", b"a = '" + b"x" * (1 << 20), b"\xed\xa0\x80", b""])
+def test_any_bytes_are_a_facts_file_or_one_sentence(tmp_path: Path, data: bytes) -> None:
+    (tmp_path / "facts.toml").write_bytes(data)
+    if data:
+        with pytest.raises(ConfigError, match=r"--facts .*facts.toml: expected "):
+            read_answers(str(tmp_path / "facts.toml"), ("web",))
+    else:
+        assert read_answers(str(tmp_path / "facts.toml"), ("web",)).values == {}

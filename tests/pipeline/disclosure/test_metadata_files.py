@@ -9,7 +9,8 @@ import pytest
 from pipeline.disclosure.answers import FactsFile, read_answers
 from pipeline.disclosure.bom import bill_of_materials
 from pipeline.disclosure.croissant import croissant
-from pipeline.disclosure.facts import DisclosedFacts, collect
+from pipeline.disclosure.fact import DisclosedFacts
+from pipeline.disclosure.facts import collect
 from pipeline.disclosure.publish import write_metadata
 from schemas.consumption import Consumption
 from schemas.errors import ContractError

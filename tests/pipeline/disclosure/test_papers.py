@@ -12,7 +12,8 @@ from pipeline.disclosure.ab2013 import ab2013_documentation
 from pipeline.disclosure.answers import FactsFile, read_answers
 from pipeline.disclosure.bom import bill_of_materials
 from pipeline.disclosure.eu import eu_summary
-from pipeline.disclosure.facts import Fact, collect
+from pipeline.disclosure.fact import Fact
+from pipeline.disclosure.facts import collect
 from pipeline.disclosure.paper import Entry, Paper, PaperField, PaperSection, to_html, to_markdown
 from pipeline.disclosure.publish import changes_since, to_json, write_paper
 from pipeline.disclosure.score import BY_FORM, ENTRIES, grade, metrics, score, score_rows, totals
@@ -20,7 +21,7 @@ from schemas.consumption import Consumption
 from schemas.errors import ConfigError, ContractError
 from schemas.storage import Store
 from schemas.tokens import open_dataset
-from tests.pipeline.disclosure.facts_file import COMPLETE
+from tests.pipeline.disclosure.facts_file import COMPLETE, rows_of, sums_of
 from tests.pipeline.disclosure.test_facts import consumed_of
 from tests.support.tiny_dataset import make_tiny_dataset
 
@@ -167,7 +168,7 @@ def test_a_public_source_of_three_percent_is_not_large(run: Store, complete: Fac
 def test_versions_follow_from_what_is_stated(run: Store, complete: FactsFile) -> None:
     assert paper_of(run, complete).version == paper_of(run, complete).version
     other = consumed_of(run)
-    other.domains["web", "d00.example"] += 1
+    other.domains.add(rows_of({("web", "d00.example"): 1}))
     assert paper_of(run, complete, other).version != paper_of(run, complete).version
 
 
@@ -176,7 +177,7 @@ def test_changes_since_an_earlier_version(run: Store, complete: FactsFile, tmp_p
     write_paper(run, Store(str(tmp_path)), older, ["json"], NOTHING)
     file = str(tmp_path / "eu.json")
     assert changes_since(older, file) == []
-    newer.domains["web", "d01.example"] = 101
+    newer.domains.add(rows_of({("web", "d01.example"): 2}))
     assert changes_since(paper_of(run, complete, newer), file) == [
         {"name": "domains.rule", "before": older_rule(older), "after": older_rule(paper_of(run, complete, newer))},
         {"name": "domains: d01.example", "before": "99", "after": "101"},
@@ -269,7 +270,7 @@ def test_hostile_values_stay_text(run: Store, complete: FactsFile) -> None:
         HOSTILE, values | {"provider.name": HOSTILE, "model.links": ("javascript:alert(1)",)}, complete.sources
     )
     consumed = consumed_of(run)
-    consumed.domains["web", HOSTILE] = 10**6
+    consumed.domains = sums_of({("web", HOSTILE): 10**6})
     paper = paper_of(run, answers, consumed)
     more = {"changes": [{"name": HOSTILE, "before": HOSTILE, "after": HOSTILE}]}
     page = to_html(paper, more).decode()
@@ -325,7 +326,8 @@ def test_stages_for_rights_and_harm_are_stated_with_their_settings(run: Store, c
 def test_a_source_that_no_step_has_reached_has_no_tokens(run: Store, kind: str) -> None:
     answers = FactsFile("f", {"sources.books.kind": kind, "sources.web.kind": kind}, ("books", "web"))
     consumed = consumed_of(run)
-    for counts in (consumed.languages, consumed.domains, consumed.months):
+    consumed.domains = sums_of({("web", "d.example"): 1050})
+    for counts in (consumed.languages, consumed.months):
         for key in [key for key in counts if key[0] == "books"]:
             del counts[key]
     del consumed.documents["books"]

@@ -18,7 +18,9 @@ from jobs.arguments import add_trust
 from jobs.exit_codes import exit_code_of
 from jobs.recipe import recipe_sections
 from jobs.verbs.export import add_export_arguments, export_command, parse_size
-from pipeline.export.card import CardText, size_category, to_toml
+from pipeline.disclosure.dataset_card import CardText
+from pipeline.disclosure.hub import size_category
+from pipeline.export.card import to_toml
 from pipeline.export.export import (
     ExportOptions,
     export_table,
@@ -314,7 +316,7 @@ def test_croissant_has_the_required_properties(run: Store, tmp_path: Path) -> No
     found = json.loads((tmp_path / "croissant.json").read_text())
     required = {"@context", "@type", "conformsTo", "description", "license", "name", "url", "creator", "datePublished"}
     assert required <= found.keys()
-    assert (found["@type"], found["conformsTo"]) == ("sc:Dataset", "http://mlcommons.org/croissant/1.0")
+    assert (found["@type"], found["conformsTo"]) == ("sc:Dataset", "http://mlcommons.org/croissant/1.1")
     context = found["@context"]
     assert (context["@vocab"], context["cr"]) == ("https://schema.org/", "http://mlcommons.org/croissant/")
     assert context["conformsTo"] == "dct:conformsTo"
@@ -337,6 +339,16 @@ def test_croissant_has_the_required_properties(run: Store, tmp_path: Path) -> No
     assert records["field"][-1]["dataType"] == "sc:Integer"
 
 
+def test_mlcroissant_reads_the_records_of_an_export(run: Store, tmp_path: Path) -> None:
+    mlcroissant = pytest.importorskip("mlcroissant", reason="mlcroissant is not installed")
+    content = export(run, tmp_path, "huggingface-dataset")
+    dataset = mlcroissant.Dataset(str(tmp_path / "croissant.json"))
+    assert not dataset.metadata.issues.errors
+    assert not dataset.metadata.issues.warnings
+    records = [record["documents/id"] for record in dataset.records("documents")]
+    assert len({*records}) == len(records) == content["counts"]["exported"]
+
+
 def test_names_of_users_and_data_do_not_break_the_card(tmp_path: Path) -> None:
     hostile = '<script>x</script> | "q": [a](b)'
     run = make_run(tmp_path / "run", "clean", [Record(text="raw", language=hostile, chars=9)])
@@ -350,7 +362,9 @@ def test_names_of_users_and_data_do_not_break_the_card(tmp_path: Path) -> None:
     assert "<script>" not in body
 
 
-@pytest.mark.parametrize(("number", "name"), [(0, "n<1K"), (999, "n<1K"), (1000, "1K<n<10K"), (10**12, "100B<n<1T")])
+@pytest.mark.parametrize(
+    ("number", "name"), [(0, "n<1K"), (999, "n<1K"), (1000, "1K<n<10K"), (10**12 - 1, "100B<n<1T"), (10**12, "n>1T")]
+)
 def test_size_categories(number: int, name: str) -> None:
     assert size_category(number) == name
 

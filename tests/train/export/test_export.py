@@ -1,12 +1,16 @@
 """What a checkpoint is read back as, beside its weights, and the Llama folder that it is exported to."""
 
 import json
+from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import yaml
 
+from jobs.cli import main as penstock
+from jobs.verbs.export import _model_card
 from schemas.errors import ContractError
 from schemas.manifest import read_run, write_run
 from schemas.storage import Store
@@ -90,3 +94,26 @@ def test_main(run: Store, tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     assert "expected a new folder, got one with files in it" in capsys.readouterr().err
     assert main([run.uri, "--out", f"{out}-7", "--step", "7"]) == 2
     assert "expected a checkpoint of step 7, got checkpoints of steps 10, 20. Name one" in capsys.readouterr().err
+
+
+def test_the_command_writes_the_card_of_the_step(run: Store, tmp_path: Path) -> None:
+    facts = tmp_path / "facts.toml"
+    facts.write_text('[model]\nnames = ["Example 1"]\nlicence = "apache-2.0"\n')
+    words = ["export", run.uri, "--format", "huggingface", "--out", str(tmp_path / "llama"), "--step", "10"]
+    assert penstock([*words, "--facts", str(facts)]) == 0
+    card = (tmp_path / "llama/README.md").read_text()
+    head = yaml.safe_load(card.split("---\n")[1])
+    assert (head["library_name"], head["license"]) == ("transformers", "apache-2.0")
+    assert "# Example 1\n" in card
+    assert "after 10 optimizer steps, which have read 1,280 tokens" in card
+
+
+def test_a_card_whose_facts_are_not_known_is_left_out_with_a_warning(
+    run: Store, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def unknown(*_: Any) -> None:
+        raise ContractError("RUN: expected a plan, got none. Plan it.")
+
+    monkeypatch.setattr("jobs.verbs.export.consumption_of", unknown)
+    assert _model_card(Namespace(run=run.uri, facts=None, step=None)) is None
+    assert "the folder has no README.md, because a fact of the card is not known: RUN: expected a plan" in caplog.text
