@@ -132,7 +132,7 @@ def known_limits(facts: DisclosedFacts) -> Iterator[str]:
     yield "Quality rules and duplicate detection make mistakes in both directions; the table above has their counts."
     yield "Language is that of a model, and short or mixed texts may have a wrong one."
     yield "Personal data is recognized by patterns, so unusual spellings remain and some similar numbers were replaced."
-    if planted := facts.get("planted", ""):
+    if planted := facts.get("planted"):
         yield f"In the clean text of the run, {planted}"
     if number := facts.get("meta_cut", 0):
         yield f"Fields of {number:,} rows of the inputs were too large or could not be read, and are not in `meta`."

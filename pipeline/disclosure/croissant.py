@@ -16,6 +16,7 @@ from pipeline.disclosure.answers import GIVEN, FactsFile
 from pipeline.disclosure.fact import DisclosedFacts
 from pipeline.disclosure.publish import MetadataFile, stated
 from schemas.errors import ContractError
+from schemas.planted import PURPOSE
 from schemas.tables import CLEAN, NOT_PLANTED
 from schemas.takedown import CROISSANT
 
@@ -90,7 +91,6 @@ def croissant(facts: DisclosedFacts, answers: FactsFile) -> MetadataFile:
             "dataset."
         )
     digest = facts.origins[TABLE].digest
-    columns = CLEAN if facts.value("planted") else NOT_PLANTED
     described = DescribedFiles(
         name=stated(answers, "dataset.name") or f"penstock-{digest[:12]}",
         description=(
@@ -107,11 +107,16 @@ def croissant(facts: DisclosedFacts, answers: FactsFile) -> MetadataFile:
         files=facts.value("files"),
         includes=f"{facts.origins[TABLE].path.rpartition('/')[0]}/*.parquet",
         # Croissant has no type for a list of pairs, as `pii_counts` is.
-        columns=pa.schema([column for column in columns if not pa.types.is_list(column.type)]),
+        columns=pa.schema([column for column in _stored_columns(facts) if not pa.types.is_list(column.type)]),
         key="doc_id",
     )
     missing = tuple(key for key in ASKED if answers.of(key).state != GIVEN)
     return MetadataFile(NAME, CROISSANT, describe_files(described, facts), missing, has_paths=True)
+
+
+def _stored_columns(facts: DisclosedFacts) -> pa.Schema:
+    is_planted = any(stage["stage"] == PURPOSE and stage["settings"] for stage in facts.value("stages"))
+    return CLEAN if is_planted else NOT_PLANTED
 
 
 def describe_files(described: DescribedFiles, facts: DisclosedFacts) -> dict[str, Any]:

@@ -116,10 +116,10 @@ def _facts_of_documents(table: TableVersion) -> dict[str, Fact]:
     content, origins = table.manifest.content, ("documents",)
     inputs = {"files": len(content.inputs), "bytes": sum(entry.bytes for entry in content.inputs)}
     facts = {
+        "derived": Fact(dict(sorted(content.figures.get(DERIVED, {}).items())), origins),
         "inputs": Fact(inputs, origins),
         "rows_in": Fact(content.counts.rows_in, origins),
         "meta_cut": Fact(sum(content.figures.get(META_CUT, {}).values()), origins),
-        "derived": Fact(dict(sorted(content.figures.get(DERIVED, {}).items())), origins),
     }
     found = {name: content.figures[name] for name in TOXICITY_FIGURES if content.figures.get(name)}
     return facts | ({"toxicity": Fact(found, origins)} if found else {})
@@ -136,9 +136,9 @@ def _facts_of_clean(table: TableVersion) -> dict[str, Fact]:
         "clean_languages": content.figures.get("kept_languages", {}),
         "files": files,
         "personal_data": dict(content.figures.get("pii", {})),
-        "planted": describe_planted(content),
         "built": run.started[:10],
         "code_version": run.code_version,
+        "planted": describe_planted(content),
     }
     return {name: Fact(value, ("clean",)) for name, value in values.items()}
 

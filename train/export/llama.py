@@ -148,10 +148,8 @@ def export_llama(
     tokenizer: TokenizerFile | None,
     folder: Path,
     max_shard_bytes: int = MAX_SHARD_BYTES,
-    *,
-    card: bytes | None = None,
 ) -> None:
-    """Write a Llama model, and its tokenizer and card if given, to a new folder. `state`: the parameters, as tensors.
+    """Write a Llama model, and its tokenizer if given, to a new folder. `state`: the parameters, as plain tensors.
 
     Raises ConfigError if Llama does not support the shape or the folder is not empty, ContractError if the weights do
     not match the shape.
@@ -173,8 +171,6 @@ def export_llama(
         if tokenizer is not None:
             for name, content in tokenizer_files(tokenizer, seq_len).items():
                 (partial / name).write_bytes(content)
-        if card is not None:
-            (partial / CARD).write_bytes(card)
         for path in (*partial.iterdir(), partial):
             _sync(path)
         partial.rename(folder)
@@ -431,7 +427,9 @@ def export_checkpoint(
     tokenizer = TokenizerFile(dataset.tokenizer, read_tokenizer(dataset))
     model = read_model(run, note, torch.device("cpu"))
     state = {name: parameter.detach() for name, parameter in model.named_parameters()}
-    export_llama(state, model.shape, sequence_length_of(note), tokenizer, folder, card=card)
+    export_llama(state, model.shape, sequence_length_of(note), tokenizer, folder)
+    if card is not None:
+        Store(str(folder)).write_atomic(CARD, card)
     return note
 
 
