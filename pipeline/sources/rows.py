@@ -14,9 +14,15 @@ import pyarrow as pa
 from pipeline.engine.stage import Drop, Row
 from pipeline.sources.config import SourceConfig
 from pipeline.sources.fields import MISSING, lookup, top_field, without
-from pipeline.sources.parents import set_parents
 from pipeline.sources.provenance import encodable, new_row, set_text, set_title
+from schemas.ids import DOC_ID_BYTES
+from schemas.urls import resolved_host
 
+MAX_PARENTS = 1_000
+"""Maximum number of parents of a row."""
+MAX_PARENT_CHARS = 2_048
+"""Maximum length of the URL of a parent [code points]."""
+DOC_ID = re.compile(rf"[0-9a-fA-F]{{{2 * DOC_ID_BYTES}}}")
 MAX_META_DEPTH = 16
 """Maximum nesting depth of a field that is stored in `meta`; deeper values are left out."""
 MAX_URL_CHARS = 1 << 16
@@ -292,3 +298,38 @@ def _value(column: pa.Array, row: int) -> Any:
         return column[row].as_py()
     except UNCONVERTIBLE:
         return UNREADABLE_VALUE  # counted as a field that is left out of `meta`; the row itself is read
+
+
+# The parents of a row: the documents that its text was made from, such as the original of a translation. A row whose
+# parents cannot be read is dropped, because a takedown of a parent could not find it.
+
+
+def set_parents(row: Row, value: Any) -> Drop | None:
+    """Set the parents of a row, in their order without repetitions, and return None.
+
+    `value` is one text or a list of texts. None, an empty list and an empty text name no parent. If it names too many
+    parents, or another thing than ids and URLs, nothing is set, and a Drop is returned.
+    """
+    if value is None or value == "":
+        return None
+    named = [value] if isinstance(value, str) else value
+    if not isinstance(named, list | tuple):
+        return Drop("bad_parents")
+    if len(named) > MAX_PARENTS:
+        return Drop("too_many_parents", float(len(named)), float(MAX_PARENTS))
+    parents = dict.fromkeys(_parent(name) for name in named)
+    if None in parents:
+        return Drop("bad_parents")
+    if parents:
+        row["parents"] = [*parents]
+    return None
+
+
+def _parent(name: Any) -> str | None:
+    """Return an id in lower case, or a URL without white space around it; None if the value is neither."""
+    if not isinstance(name, str) or len(name) > MAX_PARENT_CHARS:
+        return None
+    text: str = encodable(name.strip())
+    if DOC_ID.fullmatch(text):
+        return text.lower()
+    return text if "://" in text and resolved_host(text) else None

@@ -51,7 +51,7 @@ def _current(run: Store, table: str) -> str | None:
 
 
 def exports_before(run: Store, documents: frozenset[bytes], effects: Effects) -> list[ExportReceipt]:
-    """Return the exports that would hold documents of a takedown which has not begun, as `exports_with` does."""
+    """Return the exports that would hold documents of a takedown which has not started, as `exports_with` does."""
     holding: dict[str, bool] = {}
     clean, found = {model.checkpoint for model in effects.models if not model.saw}, []
     for receipt in read_receipts(run):

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from pipeline.engine.stage import Drop
-from pipeline.sources.parents import MAX_PARENTS, set_parents
+from pipeline.sources.rows import MAX_PARENTS, set_parents
 
 ID = "0123456789abcdef" * 2
 URL = "http://example.com/a"
