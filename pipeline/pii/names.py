@@ -108,8 +108,8 @@ class NameFinder:
         else:
             read = find_windows(text, self._windows, self._persons_only, small).texts
         types: dict[str, str] = {}
-        # Windows of several documents are never read together: a matrix product may differ in the last bit.
-        for document in pipeline.pipe(read, batch_size=max(1, len(read))) if read else ():
+        documents = map(pipeline, read) if self._windows is None else read_together(pipeline, read)
+        for document in documents:
             for entity in document.ents:
                 kind = self._labels.get(entity.label_)
                 if kind is not None and len(types) < MAX_NAMES:
@@ -127,6 +127,21 @@ def _with_forms(types: Mapping[str, str], small_words: frozenset[str]) -> dict[s
             if _is_distinctive(last, small_words):
                 forms |= {last: kind, last.upper(): kind}
     return forms | types
+
+
+def read_together(pipeline: Any, texts: Sequence[str]) -> list[Any]:
+    """Return what a pipeline makes of the windows of one document, in one call of each component.
+
+    `pipeline.pipe` takes a third longer, because it calls a recognizer for a quarter of the windows at a time. Windows
+    of several documents are never read together: a matrix product may differ in the last bit.
+    """
+    documents = [pipeline.make_doc(text) for text in texts]
+    for _, component in pipeline.pipeline if documents else ():
+        if hasattr(component, "predict"):
+            component.set_annotations(documents, component.predict(documents))
+        else:
+            documents = [component(document) for document in documents]
+    return documents
 
 
 def _pieces(text: str) -> list[str]:
