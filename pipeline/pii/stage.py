@@ -54,7 +54,8 @@ class PiiConfig(Section):
     ner_types: tuple[Literal["person", "location", "organisation"], ...] = Field(("person",), min_length=1)
     """Types of names to replace."""
     ner_windows: int = Field(16, ge=1)
-    """Maximum number of windows of a document in which names are recognized, the best candidates first."""
+    """Maximum number of windows in which names are recognized, for each 4,000 characters of a document; the best
+    candidates are read first."""
     ner_whole_texts: bool = False
     """True to recognize names in whole texts, which takes ten times as long."""
     replacement: Form = "type"

@@ -8,7 +8,7 @@ import pytest
 from pipeline.models import ModelsConfig, ensure_model
 from pipeline.pii.name_text import as_usually_written, even_lines, even_text
 from pipeline.pii.name_windows import MAX_SEARCHED, WEIGHTS, features, find_candidates, find_windows
-from pipeline.pii.names import NO_NAMES, NameFinder, Names, is_covered
+from pipeline.pii.names import NO_NAMES, WINDOWS_CHARS, NameFinder, Names, is_covered
 from pipeline.pii.stage import PiiConfig, make_pii, model_files
 from schemas.errors import ConfigError
 
@@ -225,6 +225,15 @@ def test_a_name_in_an_unusual_form_is_replaced(tmp_path: Path, name: str) -> Non
     make_pii(config, model_files(config))(row)
     assert row["pii_counts"] == {"person": 3}
     assert row["text"].replace("王", "") == "We met <PERSON> today. <PERSON> left."
+
+
+def test_a_longer_document_has_more_windows(tmp_path: Path) -> None:
+    path = pipeline_of(tmp_path, "en", Ana_Lopez="PERSON", Eva_Braun="PERSON")
+    finder = NameFinder({"en": path}, ("person",), 1)
+    text = "so Ana Lopez met the old Eva Braun here"
+    long = finder.names_of([text + " and so on" * (2 * WINDOWS_CHARS // 10)], "en")
+    assert {"Ana Lopez", "Eva Braun"} <= {*long.types}
+    assert not {"Ana Lopez", "Eva Braun"} <= {*finder.names_of([text], "en").types}
 
 
 def test_a_document_without_a_model_keeps_its_names_and_is_marked(tmp_path: Path) -> None:
