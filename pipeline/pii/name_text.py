@@ -33,7 +33,7 @@ _PARTICLES = frozenset(_PARTICLE_WORDS.split())
 
 @dataclass(frozen=True)
 class EvenText:
-    """A text in which one space stands for each run of blanks with at most one line break."""
+    """A text with one space in place of each run of blanks with at most one line break."""
 
     text: str
     ends: tuple[int, ...]
@@ -68,7 +68,8 @@ def even_lines(text: str) -> str:
 
     A line break is inside of a name if a known first name, a title or an initial is before it and a capital after it.
     """
-    return _BROKEN.sub(_joined, _UNEVEN.sub(" ", text))
+    joined: str = _BROKEN.sub(_joined, _UNEVEN.sub(" ", text))
+    return joined
 
 
 def as_usually_written(text: str) -> str:
@@ -79,7 +80,8 @@ def as_usually_written(text: str) -> str:
     """
     text = _CAPITALS.sub(_in_small_letters, text)
     text = _LAST_IN_CAPITALS.sub(lambda at: f"{at[1]} {at[2].title()}" if at[1].lower() in FIRST_NAMES else at[0], text)
-    return _BESIDE.sub(r" \g<0> ", text)
+    text = _BESIDE.sub(r" \g<0> ", text)
+    return text
 
 
 def _joined(broken: regex.Match[str]) -> str:
@@ -103,7 +105,7 @@ def _in_small_letters(run: regex.Match[str]) -> str:
     if not of_name and len(words) <= MAX_SHORT_LINE and THINGS.isdisjoint(folded) and _is_line(run):
         of_name = {*range(len(words))}
     if not of_name:
-        return run[0]
+        return str(run[0])
     return " ".join(
         word.title() if at in of_name and folded[at] not in _PARTICLES else word.lower()
         for at, word in enumerate(words)

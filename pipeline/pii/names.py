@@ -131,7 +131,8 @@ def _with_forms(types: Mapping[str, str], small_words: frozenset[str]) -> dict[s
             forms |= {name.upper(): kind, f"{first} {last.upper()}": kind}
             if _is_distinctive(last, small_words):
                 forms |= {last: kind, last.upper(): kind}
-    return forms | types
+    forms.update(types)
+    return forms
 
 
 def read_together(pipeline: Any, texts: Sequence[str]) -> list[Any]:
