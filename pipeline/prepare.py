@@ -22,6 +22,7 @@ from pipeline.takedown.select import check_none_removed
 from schemas.config import SEPARATOR, SOURCE, Recipe, Section, own_key, suggest_name
 from schemas.errors import ConfigError, ContractError
 from schemas.ids import canonical_json, digest_of, file_sha256
+from schemas.key_file import commitment, read_key
 from schemas.manifest import FROM_INPUT, MANIFEST_NAME, TableVersion, read_manifest, read_run
 from schemas.storage import Store
 from schemas.takedown import descent_of, has_takedowns, origin_digest, resolve_version, takedown_ancestry
@@ -108,7 +109,9 @@ def models_of_stage(stage: PerDocument | Relation, section: Section, config: Mod
     models: dict[str, Model] = {}
     for name, place in stage.models(section).items():
         local = ensure_model(place, config)
-        models[name] = Model(str(local.path), local.sha256, is_shipped(stage, name))
+        is_secret = isinstance(stage, PerDocument) and name in stage.secrets
+        digest = commitment(read_key(str(local.path)), f"{stage.name}.{name}") if is_secret else local.sha256
+        models[name] = Model(str(local.path), digest, is_shipped(stage, name))
     if isinstance(stage, PerDocument):
         models |= compiled(stage, section, models, config) if models else {}
         paths = {name: model.path for name, model in models.items()}

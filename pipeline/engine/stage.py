@@ -210,6 +210,8 @@ class PerDocument:
     the paths of both."""
     stays: tuple[str, ...] = ()
     """Prefixes of the names of models that no worker opens, such as models that only another process reads."""
+    secrets: tuple[str, ...] = ()
+    """Names of models that are secret keys. A commitment to the key is recorded in place of the SHA-256 of the file."""
     again: Literal["text", "rest"] | None = None
     """How a document is measured again after passages were cut from it. "text": on its whole text without the passages;
     "rest": on what is left after all cuts; None: not at all, and the stored values are used."""

@@ -33,6 +33,7 @@ class Model:
 
     path: str
     sha256: str
+    """What manifests record: the SHA-256 of the file, or the commitment to a secret key."""
     shipped: bool = True
     """True if the file is copied to the workers. A model that only another process reads, or from which another file
     was compiled, is not."""

@@ -95,9 +95,11 @@ _THINGS = """
 """
 THINGS = frozenset(_THINGS.split())
 """Words that names of persons rarely have, in lower case."""
-_WORD = r"\p{Lu}(?:\.|[\p{L}\p{M}]*+(?:['’-][\p{L}\p{M}]++)*+)"
+CASED = r"\p{Lu}\p{Ll}\p{Lt}\p{Lm}\p{M}"
+"""Letters of scripts with capitals, for a set of a pattern. Letters of other scripts may stand beside a name."""
+_WORD = rf"\p{{Lu}}(?:\.|[{CASED}]*+(?:['’-][{CASED}]++)*+)"
 _SMALL = r"(?:(?:de|da|do|dos|del|della|di|du|la|le|van|von|der|den|ter|bin|ibn|ben|al|el|y|zu)[ ]){0,2}+"
-_NAME = regex.compile(rf"(?<![\p{{L}}\p{{N}}_@./-]){_WORD}(?:[ ]{_SMALL}{_WORD}){{0,4}}+(?![\p{{N}}_@]|\.\p{{L}})")
+_NAME = regex.compile(rf"(?<![{CASED}\p{{N}}_@./-]){_WORD}(?:[ ]{_SMALL}{_WORD}){{0,4}}+(?![\p{{N}}_@]|\.\p{{L}})")
 # Not the words of addresses, which often have the name of their owner.
 _SMALL_WORD = regex.compile(r"(?<![\p{L}\p{N}_@./-])\p{Ll}{2,}+(?![\p{L}\p{N}_@/-]|\.\p{L})")
 _HAN = regex.compile(r"\p{Han}")
@@ -163,13 +165,16 @@ class NameWindows:
     small_words: frozenset[str]
 
 
-def find_windows(text: str, most: int, persons_only: bool = True) -> NameWindows:
+def find_windows(
+    text: str, most: int, persons_only: bool = True, small_words: frozenset[str] | None = None
+) -> NameWindows:
     """Return at most `most` windows of a text that may hold names, the best first.
 
     A script without capitals has no candidates: there, Chinese names are searched by their surnames and words beside
     them, and of other such texts the first lines are read. With `persons_only`, names of persons are preferred.
+    `small_words` are the words in lower case, if they are known.
     """
-    candidates = find_candidates(text)
+    candidates = find_candidates(text, small_words)
     has_chinese = _HAN.search(text, 0, MAX_SEARCHED) is not None
     texts = [*_chinese_windows(text[:MAX_SEARCHED], most)] if has_chinese else []
     best = _best(text, candidates, most - len(texts), persons_only) if len(texts) < most else []
@@ -179,10 +184,15 @@ def find_windows(text: str, most: int, persons_only: bool = True) -> NameWindows
     return NameWindows(texts, candidates.small_words)
 
 
-def find_candidates(text: str) -> NameCandidates:
-    """Return the distinct candidates of a text, without scores."""
+def small_words_of(text: str) -> frozenset[str]:
+    """Return the words that a text has in lower case, but not those of addresses."""
+    return frozenset(_SMALL_WORD.findall(text, 0, MAX_SEARCHED))
+
+
+def find_candidates(text: str, small_words: frozenset[str] | None = None) -> NameCandidates:
+    """Return the distinct candidates of a text, without scores. `small_words` are those of the text by default."""
     text = text[:MAX_SEARCHED]
-    small = frozenset(_SMALL_WORD.findall(text))
+    small = small_words if small_words is not None else small_words_of(text)
     known: dict[str, NameCandidate] = {}
     for match in _NAME.finditer(text):
         start, end = match.span()

@@ -12,8 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import regex
+
 from pipeline.pii.matching import import_presidio
-from pipeline.pii.name_windows import MAX_CANDIDATE_CHARS, THINGS, find_candidates, find_windows
+from pipeline.pii.name_text import as_usually_written, even_lines, even_text
+from pipeline.pii.name_windows import CASED, MAX_CANDIDATE_CHARS, THINGS, find_windows, small_words_of
 from schemas.errors import ConfigError
 
 ENTITY_OF: Mapping[str, str] = {"person": "PERSON", "location": "LOCATION", "organisation": "ORGANIZATION"}
@@ -23,6 +26,9 @@ EVERY_LANGUAGE = "*"
 """Key of the model for the languages that have none of their own."""
 READ_CHARS = 100_000
 """Maximum length of text that a spaCy pipeline reads at once [characters]; its memory grows with this length."""
+WINDOWS_CHARS = 4_000
+"""Length of text for which the maximum number of windows is set [characters]. With one maximum for documents of any
+length, 33 % of the names of pages of 8,700 characters were found."""
 NAME_SCORE = 0.4
 """Score of a name. It is below the score of every pattern, so that an e-mail or IP address inside a name counts as an
 address."""
@@ -30,7 +36,8 @@ MAX_NAMES = 1_000
 """Maximum number of distinct names of a document; later ones are not replaced."""
 MIN_LAST_NAME = 3
 """Minimum length of a last name that counts alone [characters]."""
-_WORD = re.compile(r"[^\W_]+")
+_WORD = regex.compile(rf"[{CASED}\p{{N}}]++")
+_ASCII_WORD = re.compile("[^\\W_]++", re.ASCII)
 
 NameSpan = tuple[int, int, str, float]
 """(start, end, type, score) of a name in a text."""
@@ -48,21 +55,30 @@ class Names:
     types: Mapping[str, str]
 
     def find(self, text: str) -> list[NameSpan]:
-        """Return the places of the names in a text. Places may overlap."""
+        """Return the places of the names in a text. Places may overlap.
+
+        Blanks of any kind, or a line break, may stand between the words of a name.
+        """
         if not self.types:
             return []
+        even = even_text(text)
+        spans = self._find(even.text)
+        return [(even.origin(start), even.origin(end - 1) + 1, kind, score) for start, end, kind, score in spans]
+
+    def _find(self, text: str) -> list[NameSpan]:
         lengths: dict[str, set[int]] = {}
+        words = _ASCII_WORD if text.isascii() else _WORD
         spans: list[NameSpan] = []
         for name, kind in self.types.items():
-            if _is_caseless(name):  # Words of such scripts are often not separated.
-                spans += [(at.start(), at.end(), kind, NAME_SCORE) for at in re.finditer(re.escape(name), text)]
-            elif first := _WORD.match(name):
+            if first := _WORD.match(name):
                 lengths.setdefault(first[0], set()).add(len(name))
-        for word in _WORD.finditer(text):
+            elif name[0].isalpha():  # Words of scripts without capitals are often not separated.
+                spans += [(at.start(), at.end(), kind, NAME_SCORE) for at in re.finditer(re.escape(name), text)]
+        for word in words.finditer(text):
             for length in lengths.get(word[0], ()):
                 end = word.start() + length
                 named = self.types.get(text[word.start() : end]) if end <= len(text) else None
-                if named is not None and not text[end : end + 1].isalnum():
+                if named is not None and not _WORD.match(text, end):
                     spans.append((word.start(), end, named, NAME_SCORE))
         return spans
 
@@ -74,8 +90,9 @@ class NameFinder:
     """The pipelines of a recipe, loaded once, by language."""
 
     def __init__(self, paths: Mapping[str, str], types: Sequence[str], windows: int | None):
-        """`paths` has the file of a pipeline by language. `windows`: maximum number in a document; None: whole texts.
+        """`paths` has the file of a pipeline by language.
 
+        `windows`: maximum number in each WINDOWS_CHARS characters of a document; None: whole texts are read.
         Raises ConfigError if a file contains no pipeline that recognizes names.
         """
         self._windows, self._persons_only = windows, set(types) == {"person"}
@@ -86,24 +103,51 @@ class NameFinder:
     def names_of(self, texts: Sequence[str], language: str | None) -> Names:
         """Return the names in the texts of one document; empty if no model reads its language."""
         pipeline = self._pipelines.get(language or "") or self._pipelines.get(EVERY_LANGUAGE)
-        text = "\n".join(filter(None, texts))
+        text = even_lines("\n".join(filter(None, texts)))
         if pipeline is None or not text:
             return NO_NAMES
+        small, text = small_words_of(text), as_usually_written(text)
         if self._windows is None:
             read = _pieces(text)
-            small = find_candidates(text).small_words
         else:
-            windows = find_windows(text, self._windows, self._persons_only)
-            read, small = windows.texts, windows.small_words
+            most = self._windows * max(1, round(len(text) / WINDOWS_CHARS))
+            read = find_windows(text, most, self._persons_only, small).texts
         types: dict[str, str] = {}
-        # Windows of several documents are never read together: a matrix product may differ in the last bit.
-        for document in pipeline.pipe(read, batch_size=max(1, len(read))) if read else ():
+        documents = map(pipeline, read) if self._windows is None else read_together(pipeline, read)
+        for document in documents:
             for entity in document.ents:
                 kind = self._labels.get(entity.label_)
                 if kind is not None and len(types) < MAX_NAMES:
                     types |= dict.fromkeys(_parts_of(entity.text), kind)
-        last_names = {name.rpartition(" ")[2]: kind for name, kind in types.items() if kind == "person" and " " in name}
-        return Names({name: kind for name, kind in last_names.items() if _is_distinctive(name, small)} | types)
+        return Names(_with_forms(types, small))
+
+
+def _with_forms(types: Mapping[str, str], small_words: frozenset[str]) -> dict[str, str]:
+    """Return the names with the last names of persons that are no common words, and with all of them in capitals."""
+    forms: dict[str, str] = {}
+    for name, kind in types.items():
+        if kind == "person" and " " in name:
+            first, _, last = name.rpartition(" ")
+            forms |= {name.upper(): kind, f"{first} {last.upper()}": kind}
+            if _is_distinctive(last, small_words):
+                forms |= {last: kind, last.upper(): kind}
+    forms.update(types)
+    return forms
+
+
+def read_together(pipeline: Any, texts: Sequence[str]) -> list[Any]:
+    """Return what a pipeline makes of the windows of one document, in one call of each component.
+
+    `pipeline.pipe` takes a third longer, because it calls a recognizer for a quarter of the windows at a time. Windows
+    of several documents are never read together: a matrix product may differ in the last bit.
+    """
+    documents = [pipeline.make_doc(text) for text in texts]
+    for _, component in pipeline.pipeline if documents else ():
+        if hasattr(component, "predict"):
+            component.set_annotations(documents, component.predict(documents))
+        else:
+            documents = [component(document) for document in documents]
+    return documents
 
 
 def _pieces(text: str) -> list[str]:

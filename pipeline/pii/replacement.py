@@ -9,16 +9,11 @@ import re
 import unicodedata
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal
-
-from schemas.errors import ConfigError
 
 Form = Literal["type", "text", "pseudonym", "surrogate"]
 KEYED: frozenset[str] = frozenset(("pseudonym", "surrogate"))
 """Forms that need a key."""
-MIN_KEY_BYTES, MIN_KEY_VALUES = 32, 16
-"""Minimum length of a key [bytes], and minimum number of different bytes in it."""
 PSEUDONYM_LETTERS = 12
 """Letters of a pseudonym, of 4 bits each: among 2 million values of a type, two share one with probability 0.7 %."""
 LETTERS = "abcdefghijklmnop"
@@ -80,7 +75,7 @@ class Replacement:
     placeholder: str = ""
     """With the form `text`: what replaces every value."""
     key: bytes = b""
-    """With a keyed form: the content of the key file."""
+    """With a keyed form: the key, as `schemas.key_file` reads it."""
 
     def of(self, kind: str, value: str, language: str | None = None) -> str:
         """Return the text that replaces a value of a type in a document of a language."""
@@ -97,7 +92,7 @@ class Replacement:
         return f"<{kind.upper()}_{''.join(LETTERS[number >> 4 * place & 15] for place in range(PSEUDONYM_LETTERS))}>"
 
     def _digest(self, kind: str, value: str) -> bytes:
-        # BLAKE2b takes keys of up to 64 bytes, so the key is the digest of the file, and never its beginning alone.
+        # BLAKE2b takes keys of up to 64 bytes, so the key is the digest of the whole key.
         key = hashlib.blake2b(self.key).digest()
         return hashlib.blake2b(f"{kind}\0{normalized(kind, value)}".encode(), key=key, digest_size=16).digest()
 
@@ -119,22 +114,6 @@ def normalized(kind: str, value: str) -> str:
         return value
     kept = "".join(filter(str.isalnum, folded))
     return f"+{kept}" if kind == "phone" and "+" in folded else kept
-
-
-def read_key(path: str) -> bytes:
-    """Return the content of a key file. Raises ConfigError if it is too short or too regular to be a secret key."""
-    try:
-        key = Path(path).expanduser().read_bytes()
-    except OSError as error:
-        raise ConfigError(
-            f"pii.key_file: expected a file that can be read, got {error.strerror} at {path}. Correct the path."
-        ) from error
-    if len(key) < MIN_KEY_BYTES or len(set(key)) < MIN_KEY_VALUES:
-        raise ConfigError(
-            f"pii.key_file: expected at least {MIN_KEY_BYTES} bytes with {MIN_KEY_VALUES} different values, got "
-            f"{len(key)} bytes with {len(set(key))}. Name a new file with the output of `openssl rand -hex 32`."
-        )
-    return key
 
 
 def surrogate(kind: str, value: str, language: str | None, digest: bytes) -> str | None:

@@ -18,9 +18,10 @@ from pipeline.engine.stage import Drop, PerDocument, Row, RowFunction
 from pipeline.pii.candidates import FAMILIES, candidate_windows, fold, join_windows
 from pipeline.pii.names import EVERY_LANGUAGE, NO_NAMES, NameFinder, Names, is_covered
 from pipeline.pii.phones import find_phones
-from pipeline.pii.replacement import BY_TYPE, KEYED, MAX_PLACEHOLDER, Form, Replacement, read_key
+from pipeline.pii.replacement import BY_TYPE, KEYED, MAX_PLACEHOLDER, Form, Replacement
 from pipeline.pii.types import DEFAULT_TYPES, TYPE_NAMES, LoadedRecognizer, load_recognizers
 from schemas.config import Section, location, suggest_name
+from schemas.key_file import read_key
 
 Span = tuple[int, int, str, float]
 """(start, end, type, score) of a value in a text."""
@@ -53,7 +54,8 @@ class PiiConfig(Section):
     ner_types: tuple[Literal["person", "location", "organisation"], ...] = Field(("person",), min_length=1)
     """Types of names to replace."""
     ner_windows: int = Field(16, ge=1)
-    """Maximum number of windows of a document in which names are recognized, the best candidates first."""
+    """Maximum number of windows in which names are recognized, for each 4,000 characters of a document; the best
+    candidates are read first."""
     ner_whole_texts: bool = False
     """True to recognize names in whole texts, which takes ten times as long."""
     replacement: Form = "type"
@@ -62,8 +64,9 @@ class PiiConfig(Section):
     placeholder: str | None = Field(None, min_length=1, max_length=MAX_PLACEHOLDER)
     """With replacement = "text": what replaces every value, such as `[PII_REDACTED]`."""
     key_file: str | None = location(None)
-    """With replacement = "pseudonym" or "surrogate": path of a secret key of at least 32 random bytes. The key is not
-    stored; its SHA-256 is recorded, as that of every file that a recipe names."""
+    """With replacement = "pseudonym" or "surrogate": path of a secret key: at least 32 random bytes, or 64 hexadecimal
+    digits, as `openssl rand -hex 32` prints them. A passphrase is refused. The key is not stored; a commitment to it is
+    recorded, which is a keyed digest that does not help to guess it."""
     max_share: float | None = Field(None, ge=0, lt=1)
     """Maximum share of a document's characters that are personal data, 0..1; None = no limit."""
     max_values: int | None = Field(None, ge=0)
@@ -346,7 +349,7 @@ def model_files(config: PiiConfig) -> dict[str, str]:
 
 PII = PerDocument(
     name="pii",
-    version=5,
+    version=6,
     config=PiiConfig,
     reads=("text", "title", "url", "licence", "meta", "language"),
     adds=("text", "title", "url", "licence", "meta", "pii_counts", "num_chars", "num_bytes"),
@@ -356,5 +359,6 @@ PII = PerDocument(
     },
     make=make_pii,
     models=model_files,
+    secrets=(KEY,),
     ends=False,
 )

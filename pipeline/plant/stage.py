@@ -106,6 +106,7 @@ PLANT = PerDocument(
     reasons={},
     make=make_plant,
     models=model_files,
+    secrets=(KEY,),
     ends=False,
 )
 """The stage of planted identifiers. Only recipes that plant have it, so that others keep their fingerprints."""

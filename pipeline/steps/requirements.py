@@ -10,7 +10,6 @@ from pipeline.dedup.index import indexes_of
 from pipeline.dedup.keep_order import order_columns
 from pipeline.engine.stage import Split
 from pipeline.perplexity.stage import PerplexityConfig
-from pipeline.pii.replacement import read_key
 from pipeline.pii.stage import PII, PiiConfig
 from pipeline.quality.config import QualityConfig
 from pipeline.tokens.streams import (
@@ -24,6 +23,7 @@ from pipeline.tokens.streams import (
 )
 from schemas.config import Recipe, suggest_name
 from schemas.errors import ConfigError
+from schemas.key_file import read_key
 from schemas.manifest import TableVersion
 
 

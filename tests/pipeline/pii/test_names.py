@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 
 from pipeline.models import ModelsConfig, ensure_model
+from pipeline.pii.name_text import as_usually_written, even_lines, even_text
 from pipeline.pii.name_windows import MAX_SEARCHED, WEIGHTS, features, find_candidates, find_windows
-from pipeline.pii.names import NO_NAMES, NameFinder, Names, is_covered
+from pipeline.pii.names import NO_NAMES, WINDOWS_CHARS, NameFinder, Names, is_covered
 from pipeline.pii.stage import PiiConfig, make_pii, model_files
 from schemas.errors import ConfigError
 
@@ -76,7 +77,27 @@ def test_scripts_without_capitals() -> None:
 
 
 @pytest.mark.parametrize(
-    "unit", ["A", "Aa ", "A. ", "Aa de la ", "A'", "A-a", "王", "王说", "a", "Aa\n", "É", "A\u0301 ", ". ", "Aa-"]
+    "unit",
+    [
+        "A",
+        "Aa ",
+        "A. ",
+        "Aa de la ",
+        "A'",
+        "A-a",
+        "王",
+        "王说",
+        "a",
+        "Aa\n",
+        "É",
+        "A\u0301 ",
+        ". ",
+        "Aa-",
+        "AA ",
+        "A-",
+        " \n",
+        "Anna ",
+    ],
 )
 def test_the_time_of_hostile_texts_is_linear(unit: str) -> None:
     import time
@@ -84,7 +105,8 @@ def test_the_time_of_hostile_texts_is_linear(unit: str) -> None:
     def seconds(length: int) -> float:
         text = (unit * length)[:length]
         started = time.thread_time()
-        find_windows(text, 16)
+        find_windows(as_usually_written(even_lines(text[:MAX_SEARCHED])), 16)
+        even_text(text[:MAX_SEARCHED])
         return time.thread_time() - started
 
     small, large = min(seconds(MAX_SEARCHED // 10) for _ in range(3)), seconds(1_000_000)
@@ -98,6 +120,49 @@ def test_places_of_names() -> None:
         ("王小明", "person"), ("Smith", "person"), ("Paris", "location"), ("Anna Smith", "person"), ("Smith", "person"),
     ]  # fmt: skip
     assert NO_NAMES.find(text) == []
+
+
+BLANKS = ("\u00a0", "\u2009", "\u202f", "\u3000", "  ", "\t", "\n", " \n  ", "\u00a0\n")
+
+
+@pytest.mark.parametrize("blank", BLANKS)
+def test_any_blank_or_a_line_break_is_between_the_words_of_a_name(blank: str) -> None:
+    names = Names({"Anna Smith": "person"})
+    text = f"so  Anna{blank}Smith said it,\u00a0\nand Anna{blank}Smith left"
+    places = [(start, end) for start, end, *_ in names.find(text)]
+    assert [text[start:end] for start, end in places] == [f"Anna{blank}Smith"] * 2
+    assert "so Anna Smith said it" in as_usually_written(even_lines(text))
+
+
+def test_a_paragraph_ends_a_name() -> None:
+    assert Names({"Anna Smith": "person"}).find("Anna\n\nSmith, Anna \n\n Smith") == []
+    assert even_lines("Home\nAbout\nAnna\n\nSmith") == "Home\nAbout\nAnna\n\nSmith"
+
+
+def test_letters_of_another_script_are_beside_a_name() -> None:
+    names = Names({"Anna Smith": "person", "Smith": "person"})
+    for text in ("昨日Anna Smithが話した", "وAnna Smithو", "กAnna Smithก", "김Anna Smith은"):
+        assert [text[start:end] for start, end, *_ in names.find(text)] == ["Anna Smith", "Smith"]
+    assert names.find("Annan Smithson, xAnna Smiths, ÉSmith Smith́") == []
+    assert [own.text for own in find_candidates("昨日Anna Smithが話した").found] == ["Anna Smith"]
+    assert as_usually_written("昨日Anna Smithが話した") == "昨日 Anna Smith が話した"
+
+
+@pytest.mark.parametrize(
+    ("text", "written"),
+    [
+        ("BY JOHN SMITH", "by John Smith"),
+        ("THE TEACHER ANNA VAN DYKE SAID WE WILL NOT GO", "the teacher Anna van Dyke said we will not go"),
+        ("JEAN-PAUL O’NEILL J. DOE", "Jean-Paul O’Neill j. doe"),
+        ("so\nZBIGNIEW KOWALSKI\nleft", "so\nZbigniew Kowalski\nleft"),
+        ("so ZBIGNIEW KOWALSKI left", "so ZBIGNIEW KOWALSKI left"),  # no known first name, and no line of its own
+        ("PRIVACY POLICY\nNASA and FBI CIA", "PRIVACY POLICY\nNASA and FBI CIA"),
+        ("Jean DUPONT, Yale NEWS", "Jean Dupont, Yale NEWS"),
+        ("JOHN SMITH@example.com", "JOHN SMITH@example.com"),
+    ],
+)
+def test_names_in_capitals_get_small_letters(text: str, written: str) -> None:
+    assert as_usually_written(text) == written
 
 
 def test_languages_with_a_model() -> None:
@@ -141,6 +206,34 @@ def test_each_language_has_its_model(tmp_path: Path, whole: bool) -> None:
     )
     expected = "We met Ana Lopez, <PERSON> and Example Corp in Paris. Lopez left.", '{"by":"<PERSON>"}', {"person": 2}
     assert cleaned("fr") == cleaned(None) == expected
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *(f"Ana{blank}Lopez" for blank in BLANKS),
+        "ANA LOPEZ",
+        "ANA\u00a0LOPEZ",
+        "ANA\nLOPEZ",
+        "Ana LOPEZ",
+        "王Ana Lopez王",
+    ],
+)
+def test_a_name_in_an_unusual_form_is_replaced(tmp_path: Path, name: str) -> None:
+    config = PiiConfig(types=(), ner_models={"en": pipeline_of(tmp_path, "en", Ana_Lopez="PERSON")})
+    row = {"text": f"We met {name} today. {name} left.", "title": name, "url": None, "language": "en"}
+    make_pii(config, model_files(config))(row)
+    assert row["pii_counts"] == {"person": 3}
+    assert row["text"].replace("王", "") == "We met <PERSON> today. <PERSON> left."
+
+
+def test_a_longer_document_has_more_windows(tmp_path: Path) -> None:
+    path = pipeline_of(tmp_path, "en", Ana_Lopez="PERSON", Eva_Braun="PERSON")
+    finder = NameFinder({"en": path}, ("person",), 1)
+    text = "so Ana Lopez met the old Eva Braun here"
+    long = finder.names_of([text + " and so on" * (2 * WINDOWS_CHARS // 10)], "en")
+    assert {"Ana Lopez", "Eva Braun"} <= {*long.types}
+    assert not {"Ana Lopez", "Eva Braun"} <= {*finder.names_of([text], "en").types}
 
 
 def test_a_document_without_a_model_keeps_its_names_and_is_marked(tmp_path: Path) -> None:

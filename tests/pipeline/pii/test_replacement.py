@@ -1,9 +1,11 @@
 """What replaces a value: each form, its consistency, its dependence on the key, and surrogates that no one has."""
 
+import hashlib
 from pathlib import Path
 
 import pytest
 
+from pipeline.models import ModelsConfig
 from pipeline.pii.replacement import (
     CARDS,
     FIRST_NAMES,
@@ -13,12 +15,14 @@ from pipeline.pii.replacement import (
     Replacement,
     is_reserved,
     normalized,
-    read_key,
 )
-from pipeline.pii.stage import PiiConfig, Redactor, make_pii
+from pipeline.pii.stage import PII, PiiConfig, Redactor, make_pii
+from pipeline.prepare import models_of_stage
 from schemas.errors import ConfigError
+from schemas.key_file import commitment
 
 KEY = bytes(range(32))
+SECRET = hashlib.sha256(b"a key of this test").digest()
 PSEUDONYMS, SURROGATES = Replacement("pseudonym", key=KEY), Replacement("surrogate", key=KEY)
 
 
@@ -126,31 +130,23 @@ def test_the_test_cards_have_valid_check_digits() -> None:
     assert len(PHONES) == 6
 
 
-@pytest.mark.parametrize(
-    ("content", "got"),
-    [
-        (bytes(range(31)), "31 bytes with 31"),
-        (b"ab" * 40, "80 bytes with 2"),
-        (bytes(range(15)) * 3, "45 bytes with 15"),
-    ],
-)
-def test_a_weak_key_is_refused_without_being_shown(tmp_path: Path, content: bytes, got: str) -> None:
-    path = tmp_path / "key"
-    path.write_bytes(content)
-    with pytest.raises(
-        ConfigError, match=rf"expected at least 32 bytes with 16 different values, got {got}\b"
-    ) as error:
-        read_key(str(path))
-    assert content.hex() not in str(error.value)
-    with pytest.raises(ConfigError, match="got No such file or directory at"):
-        read_key(str(tmp_path / "none"))
-
-
-def test_the_smallest_key_is_used(tmp_path: Path) -> None:
-    (tmp_path / "key").write_bytes(bytes(range(16)) * 2)
+def test_a_key_file_makes_the_same_pseudonym_in_every_column(tmp_path: Path) -> None:
+    (tmp_path / "key").write_text(f"{SECRET.hex()}\n")
     config = PiiConfig(types=("email",), replacement="pseudonym", key_file=str(tmp_path / "key"))
     row = {"text": "a@example.com A@example.com b@example.com", "title": "a@example.com", "url": None, "language": "en"}
     make_pii(config, {"key": str(tmp_path / "key")})(row)
     first, second, third = row["text"].split()
-    assert first == second == row["title"]
+    assert first == second == row["title"] == Replacement("pseudonym", key=SECRET).of("email", "a@example.com")
     assert third != first
+
+
+def test_the_key_is_recorded_by_a_commitment_and_never_by_its_digest(tmp_path: Path) -> None:
+    path = tmp_path / "key"
+    path.write_bytes(SECRET)
+    config = PiiConfig(types=("email",), replacement="pseudonym", key_file=str(path))
+    model = models_of_stage(PII, config, ModelsConfig(offline=True))["key"]
+    assert (model.path, model.sha256) == (str(path), commitment(SECRET, "pii.key"))
+    assert model.sha256 != hashlib.sha256(SECRET).hexdigest()
+    path.write_text("correct horse battery staple, and several more words")
+    with pytest.raises(ConfigError, match="got a text"):
+        models_of_stage(PII, config, ModelsConfig(offline=True))
