@@ -205,7 +205,7 @@ def train_toxicity(config: TrainToxicityConfig, out: str, models: ModelsConfig |
         figures[label] = _figures(_cross_validated(prepared, truth, config), truth, examples, config)
         for language, bias in sorted(fit.biases.items()):
             threshold = figures[label]["languages"][language]["threshold"]
-            thresholds.setdefault(language, {})[label] = {"bias": bias, "threshold": threshold} | fit.listed[language]
+            thresholds.setdefault(language, {})[label] = {"bias": bias, "threshold": threshold, **fit.listed[language]}
     model = ToxicityModel(columns, scales, thresholds)
     folder = Path(out)
     folder.mkdir(parents=True, exist_ok=True)
