@@ -177,8 +177,8 @@ REGISTRY: Mapping[str, ModelEntry] = {
     ),
     **_ner(),
     "toxic-multi": ModelEntry(
-        sha256="8fd646c539f56ded08655bad08401a595a02e95b89e9e17f0a39c0977393e5fd",
-        num_bytes=2_100_666,
+        sha256="1b56143a899c93a6678f21a3953f7c31449874610f6c95bf1fe653e34082aa44",
+        num_bytes=2_110_714,
         licence="CC BY-SA 4.0",
         purpose="toxic and hateful sentences in 11 languages, shipped with Penstock; its card is toxic-multi.md",
         url=None,

@@ -22,6 +22,7 @@ from pydantic import Field, field_validator
 from pipeline.classifier.linear import logistic, minimize
 from pipeline.fit.corpus import Clock, commit_model
 from pipeline.models import NAME, ModelsConfig
+from pipeline.toxicity.listed import FEATURES, listed_features
 from pipeline.toxicity.model import (
     LABELS,
     MAX_NGRAM,
@@ -43,6 +44,8 @@ Flags = npt.NDArray[np.bool_]
 
 TOXIC, HATE = LABELS
 NEITHER, MISSING = 0, -1
+LISTED = 0.3
+"""Value of a feature of listed words; an n-gram of a text has its number over the root of all, about 0.05."""
 MAX_TEXT = 2_000
 """Maximum length of a training text; the rest is not read [code points]."""
 
@@ -70,8 +73,9 @@ class LabelledTexts(Section):
     """Labels of texts that are left out."""
     weight: float = Field(1.0, gt=0)
     """Weight of each text."""
-    group_field: str | None = None
-    """Field of the group of a text, such as its template. The second cross-validation divides groups, not texts."""
+    group_fields: tuple[str, ...] = ()
+    """Fields of the group of a text, such as its template; the first one with a value counts. The second
+    cross-validation divides groups, not texts."""
     ordinary: bool = False
     """True for ordinary text: no text is toxic, and thresholds are chosen by it."""
     languages: tuple[str, ...] = ()
@@ -161,7 +165,7 @@ def _read(data: LabelledTexts, origin: int) -> Iterator[TrainingExample]:
             text = str(row[data.text_field])[:MAX_TEXT]
             language = data.language or str(row[data.language_field])
             given = [] if data.ordinary else row[data.label_field]
-            group = str(row[data.group_field]) if data.group_field and row.get(data.group_field) else text
+            group = next((str(row[name]) for name in data.group_fields if row.get(name)), text)
         except (ValueError, KeyError, TypeError) as error:
             raise ContractError(
                 f"{data.path}, line {number}: expected an object with the fields that its settings name, got "
@@ -177,9 +181,11 @@ def _read(data: LabelledTexts, origin: int) -> Iterator[TrainingExample]:
 
 @dataclass(frozen=True)
 class LabelWeights:
-    """The weights of one label and its bias by language."""
+    """The weights of one label, and by language its bias and what its listed words add."""
 
     weights: Floats
+    """(buckets + languages * FEATURES,), as the columns of `_Matrix`."""
+    listed: Mapping[str, Mapping[str, float]]
     biases: Mapping[str, float]
 
 
@@ -195,11 +201,11 @@ def train_toxicity(config: TrainToxicityConfig, out: str, models: ModelsConfig |
     for label in LABELS:
         truth = prepared.truth(label)
         fit = _fit(prepared, truth, np.flatnonzero(truth != MISSING), config)
-        columns[label], scales[label] = quantized(fit.weights)
+        columns[label], scales[label] = quantized(fit.weights[: config.buckets])
         figures[label] = _figures(_cross_validated(prepared, truth, config), truth, examples, config)
         for language, bias in sorted(fit.biases.items()):
             threshold = figures[label]["languages"][language]["threshold"]
-            thresholds.setdefault(language, {})[label] = {"bias": bias, "threshold": threshold}
+            thresholds.setdefault(language, {})[label] = {"bias": bias, "threshold": threshold, **fit.listed[language]}
     model = ToxicityModel(columns, scales, thresholds)
     folder = Path(out)
     folder.mkdir(parents=True, exist_ok=True)
@@ -268,12 +274,15 @@ def _with_enough(examples: list[TrainingExample], config: TrainToxicityConfig) -
 
 @dataclass(frozen=True)
 class _Matrix:
-    """The n-grams of examples: in row i, column b is the number of n-grams in bucket b over the root of all."""
+    """The n-grams of examples: in row i, column b is the number of n-grams in bucket b over the root of all.
+
+    After the buckets there are columns for the features of listed words, those of each language.
+    """
 
     rows: Any
-    """Sparse matrix (examples, buckets)."""
+    """Sparse matrix (examples, buckets + languages * FEATURES)."""
     pieces: Any
-    """The same for each sentence of the examples (sentences, buckets)."""
+    """The same for each sentence of the examples."""
     owners: Ints
     """The example of each sentence."""
     languages: Ints
@@ -301,17 +310,22 @@ def _sparse(texts: Sequence[Sequence[str]], examples: Sequence[TrainingExample],
     sizes = np.array([len(parts) for parts in texts])
     first = np.concatenate(([0], np.cumsum(sizes)))
     rows, columns = [], []
-    for language in sorted({example.language for example in examples}):
+    names = sorted({example.language for example in examples})
+    listed = scipy.sparse.lil_matrix((int(first[-1]), len(names) * len(FEATURES)))
+    for block, language in enumerate(names):
         mine = [number for number, example in enumerate(examples) if example.language == language]
         places = np.concatenate([np.arange(first[number], first[number + 1]) for number in mine])
-        found, owners = ngram_buckets([part for number in mine for part in texts[number]], language, buckets)
+        parts = [part for number in mine for part in texts[number]]
+        found, owners = ngram_buckets(parts, language, buckets)
+        with_listed, features = np.nonzero(listed_features(parts, language))
+        listed[places[with_listed], features + block * len(FEATURES)] = LISTED
         rows.append(places[owners])
         columns.append(found)
     where = np.concatenate(rows), np.concatenate(columns)
     counts = scipy.sparse.csr_matrix((np.ones(len(where[0])), where), (int(first[-1]), buckets))
     counts.sum_duplicates()
     totals = np.maximum(1.0, np.asarray(counts.sum(axis=1)).ravel())
-    return scipy.sparse.diags(1 / np.sqrt(totals)).dot(counts).tocsr()
+    return scipy.sparse.hstack([scipy.sparse.diags(1 / np.sqrt(totals)).dot(counts), listed]).tocsr()
 
 
 def _example_weights(examples: Sequence[TrainingExample], config: TrainToxicityConfig) -> Floats:
@@ -333,7 +347,7 @@ def _fit(prepared: _Prepared, truth: Ints, chosen: Ints, config: TrainToxicityCo
     """Train one label on the chosen examples."""
     matrix, weights = prepared.matrix, prepared.weights
     rows = matrix.rows[chosen]
-    columns = np.flatnonzero(np.bincount(rows.indices, minlength=config.buckets) >= config.min_rows)
+    columns = np.flatnonzero(np.bincount(rows.indices, minlength=rows.shape[1]) >= config.min_rows)
     rows = rows[:, columns].tocsr()
     turned = rows.T.tocsr()
     signs, weight = 2.0 * truth[chosen] - 1.0, weights[chosen]
@@ -349,11 +363,16 @@ def _fit(prepared: _Prepared, truth: Ints, chosen: Ints, config: TrainToxicityCo
         return float(np.add.reduce(losses)) + penalty, gradient
 
     found = minimize(objective, np.zeros(len(columns) + num), 1e-4 * len(chosen), config.steps).point
-    all_weights = np.zeros(config.buckets)
+    all_weights = np.zeros(matrix.rows.shape[1])
     all_weights[columns] = found[:-num]
     present = {matrix.names[number] for number in np.unique(languages[truth[chosen] == 1])}
     biases = {name: float(found[len(columns) + number]) for number, name in enumerate(matrix.names) if name in present}
-    return LabelWeights(all_weights, biases)
+    added = LISTED * all_weights[config.buckets :].reshape(num, len(FEATURES))
+    listed = {
+        name: {f"listed_{feature}": float(value) for feature, value in zip(FEATURES, row)}
+        for name, row in zip(matrix.names, added)
+    }
+    return LabelWeights(all_weights, listed, biases)
 
 
 def _fold_of(examples: Sequence[TrainingExample], folds: int, grouped: bool) -> Ints:

@@ -2,8 +2,8 @@
 
 A sentence is the bag of the character n-grams of its normalized text. Each n-gram is hashed together with the language,
 so that one file holds the weights of all languages, in 8 bits each. A language without training data has no score.
-The margin of a sentence is the sum of the weights of its n-grams over the root of their number; a logistic function of
-it is the probability.
+The margin of a sentence is the sum of the weights of its n-grams over the root of their number, plus what its listed
+words add. A logistic function of it is the probability.
 """
 
 import re
@@ -22,6 +22,7 @@ from pipeline.classifier.linear import read_model, write_model
 from pipeline.text import native
 from pipeline.text.native import loaded
 from pipeline.text.native_words import properties_of
+from pipeline.toxicity.listed import FEATURES, list_digests, listed_features
 from schemas.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -107,18 +108,27 @@ class ToxicityModel:
     scales: Mapping[str, float]
     """Value of the weight 1, by label."""
     languages: Mapping[str, Mapping[str, Mapping[str, float]]]
-    """`bias` and `threshold` (a probability) by label and language. A language that is not named has no score."""
+    """`bias` and `threshold` (a probability) by label and language, and what a feature of listed words adds to the
+    margin, such as `listed_hate`. A language that is not named has no score."""
 
-    def probabilities(self, sentences: Sequence[str], language: str) -> dict[str, Floats]:
-        """Return the probability of each label for each sentence; empty if the language has no score."""
+    def probabilities(self, sentences: Sequence[str], language: str, may_be_listed: bool = True) -> dict[str, Floats]:
+        """Return the probability of each label for each sentence; empty if the language has no score.
+
+        With `may_be_listed` false, the built-in list of the language is known to have no word of the sentences.
+        """
         known = self.languages.get(language)
         if not known or not sentences:
             return {}
         counts, sums = self._sums(sentences, language)
         roots = np.sqrt(np.maximum(1, counts))
+        listed = listed_features(sentences if may_be_listed else [], language)
         found = {}
         for label, values in known.items():
             margins = self.scales[label] * sums[:, list(self.weights).index(label)] / roots + values["bias"]
+            for number, name in enumerate(
+                FEATURES if len(listed) else ()
+            ):  # One by one, so that a sum of floats has one order.
+                margins = margins + listed[:, number] * values.get(f"listed_{name}", 0.0)
             found[label] = 1 / (1 + np.exp(-np.clip(margins, -30, 30)))
         return found
 
@@ -140,11 +150,13 @@ class ToxicityModel:
         made: _native.NgramSums = loaded().NgramSums(properties_of, weights.tobytes(), weights.shape[1], MAX_NGRAM)
         return made
 
-    def toxic_sentences(self, sentences: Sequence[str], language: str) -> dict[str, npt.NDArray[np.bool_]]:
+    def toxic_sentences(
+        self, sentences: Sequence[str], language: str, may_be_listed: bool = True
+    ) -> dict[str, npt.NDArray[np.bool_]]:
         """Return, for each label, whether each sentence has at least the language's threshold; empty if not scored."""
         return {
             label: found >= self.languages[language][label]["threshold"]
-            for label, found in self.probabilities(sentences, language).items()
+            for label, found in self.probabilities(sentences, language, may_be_listed).items()
         }
 
 
@@ -154,13 +166,14 @@ def save_toxicity(path: Path, model: ToxicityModel) -> None:
         "normalization": NORMALIZATION,
         "max_ngram": MAX_NGRAM,
         "scales": dict(sorted(model.scales.items())),
+        "lists": list_digests(model.languages),
         "languages": {name: dict(values) for name, values in sorted(model.languages.items())},
     }
     write_model(path, KIND, header, {label: model.weights[label] for label in sorted(model.weights)})
 
 
 def load_toxicity(path: str, where: str) -> ToxicityModel:
-    """Load a model file. Raises ConfigError if the file is not one, or if it was made for other n-grams."""
+    """Load a model file. Raises ConfigError if the file is not one, or was made for other n-grams or word lists."""
     header, columns = read_model(path, KIND, where)
     if (header.get("normalization"), header.get("max_ngram")) != (NORMALIZATION, MAX_NGRAM):
         raise ConfigError(
@@ -177,6 +190,12 @@ def load_toxicity(path: str, where: str) -> ToxicityModel:
         raise ConfigError(
             f"{where}: expected a column of weights for each label, as many as a power of 2, got {sorted(columns)} of "
             f"{sorted(sizes)} in {path}. Train the model again with `penstock train-toxicity`."
+        )
+    other = {name for name, digest in header.get("lists", {}).items() if list_digests([name]).get(name) != digest}
+    if other:
+        raise ConfigError(
+            f"{where}: expected a model that was trained with the built-in word lists of this version, got other lists "
+            f"of {', '.join(sorted(other))} in {path}. Train it again with `penstock train-toxicity`."
         )
     return ToxicityModel(columns, header["scales"], header["languages"])
 

@@ -206,6 +206,7 @@ class Meter:
         self._model, self._score = load_classifiers(config, models)
         self._measures = frozenset(config.measures)
         self._cuts = config.action == "cut_sentences"
+        self._built_in = frozenset(name for name, path in config.wordlists.items() if path == BUILT_IN)
 
     def measure(self, row: Row) -> None:
         """Set the columns of the stage. With `action = "cut_sentences"`, also cut the text of the row."""
@@ -235,7 +236,10 @@ class Meter:
         """Set the columns of the classifier of sentences, and return the numbers of the toxic or hateful sentences."""
         if self._model is None or not self._scores(row["language"]):
             return set()
-        flagged = self._model.toxic_sentences([text[start:end] for start, end in spans], row["language"])
+        # The built-in list has just searched the whole text, which costs as much as the classifier.
+        is_searched = row["language"] in self._built_in and not row["toxic_word_counts"]
+        sentences = [text[start:end] for start, end in spans]
+        flagged = self._model.toxic_sentences(sentences, row["language"], may_be_listed=not is_searched)
         length = max(1, len(text))
         toxic: set[int] = set()
         for label, column in (("toxic", "toxic_share"), ("hate", "hateful_share")):
@@ -303,7 +307,7 @@ def checks(config: ToxicityConfig, models: Mapping[str, str], cutoffs: Cutoffs) 
 
 TOXICITY = PerDocument(
     name="toxicity",
-    version=3,
+    version=4,
     config=ToxicityConfig,
     reads=("text", "cuts", "_body", "_words", "language"),
     adds=(

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.classifier.linear import write_model
+from pipeline.toxicity.listed import FEATURES, list_digests, listed_features
 from pipeline.toxicity.model import (
     KIND,
     LABELS,
@@ -80,6 +81,40 @@ def test_a_probability_by_hand() -> None:
     assert not ToxicityModel(MODEL.weights, MODEL.scales, {"en": values}).toxic_sentences(["ab"], "en")["toxic"].any()
 
 
+def test_listed_words_add_to_the_margin() -> None:
+    assert FEATURES == ("hate", "threat", "obscenity", "sexual", "violence", "several")
+    sentences = ["A fine day.", "You idiot!", "Damn idiot", "porn"]
+    assert listed_features(sentences, "en").astype(int).tolist() == [
+        [0, 0, 0, 0, 0, 0],
+        [0, 0, 1, 0, 0, 0],
+        [0, 0, 1, 0, 0, 1],
+        [0, 0, 0, 1, 0, 0],
+    ]
+    assert not listed_features(sentences, "xx").any()
+    assert listed_features([], "en").shape == (0, 6)
+    values = {"bias": 0.25, "threshold": 0.5}
+    more = values | {"listed_obscenity": 1.5, "listed_several": 0.5, "listed_sexual": -1.0}
+    plain, added = (ToxicityModel(MODEL.weights, MODEL.scales, {"en": {"toxic": own}}) for own in (values, more))
+    margins = [
+        np.log(found / (1 - found)) for found in (m.probabilities(sentences, "en")["toxic"] for m in (plain, added))
+    ]
+    assert (margins[1] - margins[0]).tolist() == pytest.approx([0, 1.5, 2.0, -1.0])
+    unlisted = added.probabilities(sentences, "en", may_be_listed=False)["toxic"]
+    assert np.array_equal(unlisted, plain.probabilities(sentences, "en")["toxic"])
+
+
+@settings(max_examples=200)
+@given(
+    st.lists(
+        st.sampled_from(("idiot", "f u", " c k", "sh1t ", "son of", " a bitch", "fine", "\u200b", "* ")), max_size=8
+    )
+)
+def test_listed_words_do_not_depend_on_the_other_sentences(parts: list[str]) -> None:
+    sentences = ["".join(parts[: len(parts) // 2]), "".join(parts[len(parts) // 2 :])]
+    alone = np.concatenate([listed_features([sentence], "en") for sentence in sentences])
+    assert np.array_equal(listed_features(sentences, "en"), alone)
+
+
 @needs_native
 @settings(max_examples=300)
 @given(
@@ -113,6 +148,15 @@ def test_files(tmp_path: Path) -> None:
     write_model(tmp_path / "d.arrow", KIND, header, {"toxic": np.zeros(8, np.int8)})
     with pytest.raises(ConfigError, match=r"expected a column of weights for each label, .* got \['toxic'\] of \[8\]"):
         load_toxicity(str(tmp_path / "d.arrow"), "toxicity.classifier")
+
+
+def test_a_model_of_other_word_lists_is_refused(tmp_path: Path) -> None:
+    assert len(list_digests(["en", "xx"])["en"]) == 64
+    assert list(list_digests(["en", "xx"])) == ["en"]
+    header = {"normalization": 1, "max_ngram": 5, "scales": {}, "languages": {}, "lists": {"en": "0" * 64}}
+    write_model(tmp_path / "a.arrow", KIND, header, {"toxic": np.zeros(8, np.int8)})
+    with pytest.raises(ConfigError, match=r"expected a model .* built-in word lists .* got other lists of en in"):
+        load_toxicity(str(tmp_path / "a.arrow"), "toxicity.classifier")
 
 
 def test_quantized() -> None:

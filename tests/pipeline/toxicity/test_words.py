@@ -164,6 +164,25 @@ def test_built_in_lists_find_their_own_words_only(language: str) -> None:
     assert words.count("nothing of the kind 没有 нет").total(ALL) == 0
 
 
+@pytest.mark.parametrize(
+    ("language", "text"),
+    [
+        (
+            "ja",
+            "パチンコ、ロマンコメディ、支援交付金、かたわら、プロスケーター、デブリ、行きちがい、彼氏ねえ、障害人口",
+        ),
+        ("zh", "出口交易、室内射击、人群交流、突破处、大奶牛、黑猩猩、今日你好、粉丝儿、支援交通、他人妻子"),
+        ("ko", "애널리스트, 3개년, 발암물질, 시발점, 한남동, 등신대, 씹다, 흑돼지, 보슬비, 바퀴벌레, 돌았다"),
+        ("pl", "Seks analny i oralny; orgazm; pornografia; masturbacja"),
+        ("en", "semen quality, orgasm, masturbation and pornography"),
+        ("de", "Sperma, Orgasmus, Masturbation und Pornografie; Prostituierte"),
+    ],
+)
+def test_words_with_a_harmless_meaning_or_inside_others_are_not_listed(language: str, text: str) -> None:
+    found = read_wordlist(str(LISTS / f"{language}.txt"), language).count(text)
+    assert dict(found.by_measure) == {}
+
+
 def test_large_lists_on_ordinary_and_on_labelled_text(shared_data: Path) -> None:
     lists = shared_data / "toxicity" / "wordlists" / "ldnoobw"
     english = read_wordlist(str(lists / "en.txt"), "en")
