@@ -32,9 +32,10 @@ from pipeline.engine.part import EVERY_STAGE
 from pipeline.engine.stage import Drop, PerDocument, Row, RowFunction
 from schemas.condition_parts import Kind, kind_of
 from schemas.config import Section, execution, suggest_name
+from schemas.entries import value_type
 from schemas.errors import ConfigError, ContractError
 from schemas.expressions import KEYWORDS
-from schemas.tables import DROPPED_BEFORE, field, value_type
+from schemas.tables import DROPPED_BEFORE, field
 
 NAME = r"^[a-z][a-z0-9_]{0,59}$"
 SECTION = "stage"

@@ -16,7 +16,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from schemas.config import Section
-from schemas.tables import value_type
+from schemas.entries import value_type
 
 UNSET = "unset"
 """How the value None, an absent key, is written."""

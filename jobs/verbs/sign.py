@@ -13,8 +13,8 @@ from train.export.signature import sign_files, signature_name, signed_files, ver
 
 GROUP = "join"
 VERBS = {
-    "sign": "Sign a checkpoint and the manifest of its dataset with a key, in the format of OpenSSF Model Signing, or "
-    "verify such a signature. The key is never stored.",
+    "sign": "Sign a checkpoint and its dataset, or verify a signature. The format is that of OpenSSF Model Signing. "
+    "The key is never stored.",
 }
 DIFFERENT = 1
 """Exit code if a signed file is missing or has other bytes."""

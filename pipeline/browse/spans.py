@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from schemas.tables import NAME, VALUE
+from schemas.entries import NAME, VALUE
 
 MAX_HITS = 500
 """Maximum number of hits that are marked in a text."""

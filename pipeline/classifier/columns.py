@@ -12,8 +12,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from schemas.config import Section, suggest_name
+from schemas.entries import lookup_entry
 from schemas.ids import shuffle_key
-from schemas.tables import lookup_entry
 
 Floats = npt.NDArray[np.float64]
 

@@ -18,7 +18,7 @@ from pipeline.decontaminate.match import MOSTLY, cut_row, open_index
 from pipeline.engine.stage import EVERY, Check, Cutoffs, PerDocument, Row, RowFunction
 from pipeline.minhash.shingles import text_keys
 from pipeline.text.words import Codes
-from schemas.tables import flatten_entries
+from schemas.entries import flatten_entries
 from schemas.text import text_table
 
 # Contamination figures that the step `documents` counts, and their text table with a row for each evaluation set.

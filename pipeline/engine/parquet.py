@@ -17,11 +17,12 @@ import pyarrow.parquet as pq
 
 from pipeline.engine.stage import Row
 from schemas.blocks import BlockSums
+from schemas.entries import to_entries, value_type
 from schemas.errors import ContractError
 from schemas.manifest import TableVersion, part_key
 from schemas.older_tables import missing_columns, read_batches, read_columns
 from schemas.storage import CheckedPath, Store
-from schemas.tables import REPLACED, TABLES, to_entries, value_type
+from schemas.tables import REPLACED, TABLES
 
 GROUP_ROWS = 2048
 GROUP_BYTES = 32 << 20

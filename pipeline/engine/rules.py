@@ -14,8 +14,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipeline.engine.stage import EVERY, Check, Quantile
+from schemas.entries import to_entries
 from schemas.errors import ContractError
-from schemas.tables import to_entries
 
 Floats = npt.NDArray[np.float64]
 KEPT = -1

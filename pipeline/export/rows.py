@@ -18,11 +18,12 @@ import pyarrow.parquet as pq
 from pipeline.engine.parquet import Part, table_without_templates
 from pipeline.inspect.show import columns_of_run, expand_meta, meta_columns, parse_where
 from schemas.config import SHOWN_NAMES, suggest_name
+from schemas.entries import to_mapping, value_type
 from schemas.errors import ConfigError
 from schemas.manifest import TableVersion, check_not_replaced, current_tables
 from schemas.older_tables import read_columns
 from schemas.storage import Store
-from schemas.tables import CLEAN, META_PREFIX, SCORES, VERDICT_COLUMNS, field, to_mapping, value_type
+from schemas.tables import CLEAN, META_PREFIX, SCORES, VERDICT_COLUMNS, field
 
 COLUMNS = pa.schema(
     [

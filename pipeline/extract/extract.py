@@ -32,8 +32,9 @@ from pipeline.extract.nesting import NESTING_REASONS, nesting_problem
 from pipeline.extract.page_limits import TAGS, bearable
 from pipeline.extract.unicode import repair_text
 from schemas.config import Section, location
+from schemas.entries import entries_of
 from schemas.normalization import normalize
-from schemas.tables import entries_of, field
+from schemas.tables import field
 
 MODEL = "main_text"
 """Name by which the stage reads its model."""

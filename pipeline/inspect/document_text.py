@@ -14,7 +14,8 @@ from pipeline.engine.stage import Row
 from pipeline.inspect.show import COLUMNS
 from pipeline.quality.rules import SIGNALS_OF
 from pipeline.text.spans import union
-from schemas.tables import LICENCE, META, META_PREFIX, NAME, PROVENANCE, TABLES, VALUE, to_mapping
+from schemas.entries import NAME, VALUE, to_mapping
+from schemas.tables import LICENCE, META, META_PREFIX, PROVENANCE, TABLES
 from schemas.text import printable, printable_json, printable_lines
 
 ORIGIN = {*(field.name for field in PROVENANCE), "record_type", LICENCE.name, META.name, "http_status", "mime"}

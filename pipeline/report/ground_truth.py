@@ -15,9 +15,10 @@ from resiliparse.parse.encoding import map_encoding_to_html5
 from pipeline.engine.stage import Row
 from pipeline.report.facts import RunFacts, is_earlier_drop
 from pipeline.tokens.streams import MIX_RULE, TOKENS
+from schemas.entries import to_mapping
 from schemas.errors import ConfigError
 from schemas.storage import Store
-from schemas.tables import LATER_VERDICTS, to_mapping
+from schemas.tables import LATER_VERDICTS
 
 VERDICT = ["doc_id", "drop_stage", "drop_rule"]
 FROM_DOCUMENTS = [*VERDICT, "url", "split", "offset", "record_type", "charset", "language"]

@@ -18,7 +18,7 @@ from pipeline.perplexity.stage import ALL, BUCKETS, HEAD_CUT, MIDDLE_CUT
 from pipeline.report.charts import Axis, Label, LimitSide, Slot, labels, make_axis
 from pipeline.report.facts import RunFacts, number, percent
 from pipeline.report.funnel import RuleDrops
-from schemas.tables import value_type
+from schemas.entries import value_type
 from schemas.text import format_short
 
 # Layout of the histograms: one row for each language, divided at its limits. Heights are cube roots of counts, so that

@@ -54,17 +54,9 @@ from pipeline.engine.step import StepContext, TableResult, add_figures, combine_
 from pipeline.engine.worker import FusedStages, ModelPaths, local_models
 from pipeline.perplexity.stage import ALL, HEAD_CUT, MIDDLE_CUT, PERPLEXITY, perplexity_buckets
 from schemas.config import Recipe, own_key
+from schemas.entries import to_entries
 from schemas.storage import Store
-from schemas.tables import (
-    DOC_ID,
-    DOCUMENTS,
-    SCORES,
-    TEMPLATE_COLUMNS,
-    TEMPLATES,
-    VERDICT_COLUMNS,
-    VERDICTS,
-    to_entries,
-)
+from schemas.tables import DOC_ID, DOCUMENTS, SCORES, TEMPLATE_COLUMNS, TEMPLATES, VERDICT_COLUMNS, VERDICTS
 
 SHOWN_LANGUAGES = 12
 FACTS = ["source", "body_chars", "perplexity", *COLUMNS]

@@ -13,8 +13,9 @@ import pyarrow as pa
 from pipeline.engine.step import BY_SOURCE, add_figures
 from pipeline.language import LANGUAGE
 from pipeline.toxicity.stage import MEASURED_BY
+from schemas.entries import NAME, VALUE
 from schemas.planted import DOCUMENTS, LINES, PLANTED
-from schemas.tables import DERIVED, NAME, PARENTS, VALUE, Table
+from schemas.tables import DERIVED, PARENTS, Table
 from schemas.takedown import RULE, STAGE
 
 TOXIC_WORDS = "toxic_word_counts"

@@ -58,9 +58,10 @@ from pipeline.templates.stage import ROUNDING, TEMPLATES, TemplatesConfig
 from pipeline.text.spans import Span, complement, map_visible_spans, union, without
 from pipeline.text.words import Codes
 from schemas.config import Recipe
+from schemas.entries import to_mapping, value_type
 from schemas.manifest import Counts
 from schemas.storage import Store
-from schemas.tables import DOCUMENTS, MEASURED_AGAIN, VERDICT_COLUMNS, to_mapping, value_type
+from schemas.tables import DOCUMENTS, MEASURED_AGAIN, VERDICT_COLUMNS
 from schemas.tables import TEMPLATES as TEMPLATES_SCHEMA
 
 NAME = TEMPLATES.name

@@ -20,6 +20,7 @@ from pydantic import Field, model_validator
 from pipeline.engine.parquet import ROWS_AT_ONCE, Part, read_measured
 from pipeline.engine.stage import Drop, Relation, Row
 from schemas.config import Section, location, suggest_name
+from schemas.entries import lookup_entry
 from schemas.errors import ConfigError, ContractError
 from schemas.ids import is_in_share, shuffle_key
 from schemas.manifest import Manifest, TableVersion, part_key
@@ -27,7 +28,6 @@ from schemas.mix import Mix, read_mix
 from schemas.older_tables import read_batches
 from schemas.signals import FAMILIES
 from schemas.storage import Store
-from schemas.tables import lookup_entry
 from schemas.takedown import takedown_ancestry
 from schemas.tokens import HELDOUT, TRAIN, name_of_copies, shard_key, split_copies
 

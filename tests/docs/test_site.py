@@ -25,8 +25,9 @@ from docs.generate import (
 )
 from jobs.cli import list_verbs
 from jobs.recipe import recipe_sections, shipped_recipes
+from schemas.entries import entries_of
 from schemas.field_docs import arrow_text
-from schemas.tables import TABLES, entries_of
+from schemas.tables import TABLES
 from schemas.tokens import BY_ID, BY_URL, SHARD_DOCS
 from tests.support.paths import ROOT
 from train.monitor.metrics import HeldoutMetrics, StepMetrics

@@ -26,10 +26,10 @@ from pipeline.sources import config
 from pipeline.sources.config import SourceConfig
 from pipeline.sources.source import refetch
 from pipeline.steps import documents, file_ranges
+from schemas.entries import to_mapping
 from schemas.errors import ContractError
 from schemas.manifest import open_table
 from schemas.storage import Store
-from schemas.tables import to_mapping
 from tests.support.corpus_pages import paragraphs
 from tests.support.paths import ROOT
 from tests.support.tiny_archive import record

@@ -18,12 +18,13 @@ from pipeline.inspect.whatif import KEPT_VERDICT, predict
 from pipeline.perplexity.kneser_ney.config import TrainLmConfig
 from pipeline.report.facts import collect_facts
 from pipeline.report.tallies import describe_buckets
+from schemas.entries import to_mapping
 from schemas.errors import ConfigError
 from schemas.ids import shuffle_key
 from schemas.manifest import open_table, read_run, write_run
 from schemas.overrides import load_recipe
 from schemas.storage import Store
-from schemas.tables import SCORES, to_mapping
+from schemas.tables import SCORES
 from schemas.tokens import open_dataset
 from schemas.versions import open_run as run_at_address
 from tests.pipeline.tokens.test_streams import mix, written

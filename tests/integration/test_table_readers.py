@@ -9,9 +9,10 @@ import pyarrow.dataset as pads
 import pytest
 
 from pipeline.engine.parquet import PartWriter
+from schemas.entries import value_type
 from schemas.manifest import open_table
 from schemas.storage import Store
-from schemas.tables import TABLES, value_type
+from schemas.tables import TABLES
 from schemas.tokens import open_dataset
 from tests.pipeline.inspect.test_diff import write_manifest_lineage
 from tests.support.lineage_run import join_dataset

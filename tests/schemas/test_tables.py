@@ -11,18 +11,9 @@ from pipeline.engine.parquet import PartWriter
 from pipeline.inspect.show import JOINED
 from pipeline.stages import STEPS
 from pipeline.takedown.select import CLUSTERED
+from schemas.entries import entries_of, flatten_entries, lookup_entry, to_entries, to_mapping, value_type
 from schemas.storage import Store
-from schemas.tables import (
-    LATER_VERDICTS,
-    TABLES,
-    Table,
-    entries_of,
-    flatten_entries,
-    lookup_entry,
-    to_entries,
-    to_mapping,
-    value_type,
-)
+from schemas.tables import LATER_VERDICTS, TABLES, Table
 
 KIND = entries_of(pa.float32())
 ROWS: list[dict[str, float | None] | None] = [{"b": 0.5, "a": 0.25}, None, {}, {"a": None}, {"b": 2.0}, {"é": 1.0}]

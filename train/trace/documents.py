@@ -17,12 +17,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from schemas.entries import to_mapping, value_type
 from schemas.errors import ContractError
 from schemas.long_work import LongWork
 from schemas.manifest import MANIFEST_NAME, Manifest, part_key, read_manifest, read_run
 from schemas.older_tables import read_batches
 from schemas.storage import CheckedPath, Store
-from schemas.tables import DOCUMENTS, PROVENANCE, TABLES, VERDICT_COLUMNS, to_mapping, value_type
+from schemas.tables import DOCUMENTS, PROVENANCE, TABLES, VERDICT_COLUMNS
 from schemas.takedown import REMOVED_ID
 from schemas.tokens import Dataset, Member, Shard, unescape
 from train.data.shards import StreamReader

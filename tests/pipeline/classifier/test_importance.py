@@ -25,8 +25,9 @@ from pipeline.engine.rules import FINE, count_bins, evaluate_checks, quantile
 from pipeline.fit.importance import TrainImportanceConfig, train_importance
 from pipeline.models import ModelsConfig, ensure_model
 from schemas.config import build_recipe
+from schemas.entries import to_entries
 from schemas.errors import ConfigError, ContractError
-from schemas.tables import SCORES, to_entries
+from schemas.tables import SCORES
 
 KIND = SCORES.field("importance").type
 BUCKETS = 1 << 16

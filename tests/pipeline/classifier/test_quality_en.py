@@ -17,11 +17,11 @@ from pipeline.inspect.whatif import KEPT_VERDICT, predict
 from pipeline.models import REGISTRY, SHIPPED, ModelsConfig, ensure_model, list_models, verify_model
 from pipeline.prepare import prepare
 from pipeline.run import run_steps
+from schemas.entries import to_mapping
 from schemas.errors import ConfigError
 from schemas.manifest import open_table
 from schemas.overrides import load_recipe
 from schemas.storage import Store
-from schemas.tables import to_mapping
 from tests.support.paths import SHARED
 
 NAME = "quality-en"

@@ -14,9 +14,10 @@ from pipeline.classifier.linear import LinearModel, hash_buckets, new_vocabulary
 from pipeline.classifier.stage import CLASSIFIER, ClassifierConfig
 from pipeline.engine.rules import evaluate_checks
 from schemas.config import build_recipe
+from schemas.entries import to_entries, to_mapping
 from schemas.errors import ConfigError, ContractError
 from schemas.ids import shuffle_key
-from schemas.tables import SCORES, to_entries, to_mapping
+from schemas.tables import SCORES
 
 KIND = SCORES.field("classifier_scores").type
 

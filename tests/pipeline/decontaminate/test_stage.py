@@ -21,7 +21,8 @@ from pipeline.decontaminate.stage import (
 )
 from pipeline.engine.rules import columns_of, evaluate_checks
 from pipeline.text.words import normal_words, word_keys
-from schemas.tables import DOCUMENTS, to_entries
+from schemas.entries import to_entries
+from schemas.tables import DOCUMENTS
 
 ITEM = [f"word{letter}" for letter in "abcdefghijklmnopqrstuvwxyz"]  # 26 words, letters alone
 BEFORE, AFTER = "Something else comes before it", "and something else comes after it as well"

@@ -8,8 +8,8 @@ import pytest
 
 from pipeline.engine.rules import KEPT, RowChecks, columns_of, evaluate_checks, evaluate_row
 from pipeline.engine.stage import EVERY, Check
+from schemas.entries import entries_of
 from schemas.errors import ContractError
-from schemas.tables import entries_of
 
 SHORT = Check("short", "words", "min_words", {EVERY: 50, "ja": 10})
 HASHES = Check("hashes", "ratio", "max_ratio", {"en": 0.3})

@@ -20,7 +20,8 @@ from pipeline.pii.candidates import FAMILIES, JOIN, MAX_VALUE, MAX_WINDOW, candi
 from pipeline.pii.phones import REGIONS, find_phones
 from pipeline.pii.stage import PII, PiiConfig, Redactor, make_pii, without_overlaps
 from pipeline.pii.types import DEFAULT_TYPES, TYPE_NAMES, has_public_suffix, is_personal_address, is_resident_id
-from schemas.tables import CLEAN, to_entries
+from schemas.entries import to_entries
+from schemas.tables import CLEAN
 from tests.pipeline.pii.test_national_ids import EXAMPLES
 from tests.pipeline.pii.test_on_request import ON_REQUEST
 from tests.support.paths import ROOT

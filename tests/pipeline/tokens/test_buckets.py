@@ -26,12 +26,13 @@ from pipeline.tokens.streams import (
     buckets_of_part,
     find_bucket,
 )
+from schemas.entries import to_entries
 from schemas.errors import ConfigError, ContractError
 from schemas.ids import canonical_json
 from schemas.manifest import RunFile, TableVersion, make_manifest, open_table, read_run, write_manifest, write_run
 from schemas.overrides import load_recipe
 from schemas.storage import Store
-from schemas.tables import DOCUMENTS, SCORES, to_entries
+from schemas.tables import DOCUMENTS, SCORES
 from tests.support.checked_paths import written_part
 from tests.support.lineage_run import edit
 from tests.support.paths import ROOT
