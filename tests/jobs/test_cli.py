@@ -92,7 +92,7 @@ def test_the_help_lists_every_verb_in_order(capsys):
     for name, verb in list_verbs().items():
         by_group[verb.group].append(name)
     assert [names == sorted(names) for names in by_group.values()] == [True] * (len(GROUPS) - 1)
-    assert by_group["join"] == ["lineage", "plant-test", "prove", "summary", "takedown", "trace"]
+    assert by_group["join"] == ["lineage", "plant-test", "prove", "sign", "summary", "takedown", "trace"]
 
 
 def test_the_version_is_that_of_the_package(capsys):
