@@ -68,6 +68,8 @@ class ExportReceipt(BaseModel):
     """Version of this package."""
     replaced_by: str = ""
     """Id of a later export at the same destination; empty = there is none."""
+    deleted: bool = False
+    """True if a takedown has deleted its files to make it again; what is at the destination now is not of this one."""
 
     def command(self, run: Store) -> str:
         """Return the command that makes the export again, to be run when its folder is empty."""
@@ -111,6 +113,11 @@ def write_receipt(
             _store(folder, other.model_copy(update={"replaced_by": receipt.id}))
     _store(folder, receipt)
     return receipt
+
+
+def mark_deleted(run: Store, receipt: ExportReceipt) -> None:
+    """Record in a run that all files of an export are deleted."""
+    _store(run, receipt.model_copy(update={"deleted": True}))
 
 
 def _store(run: Store, receipt: ExportReceipt) -> None:

@@ -216,11 +216,13 @@ def _remake_exports(run: Store) -> int:
     failed = 0
     for receipt in [own for own in read_receipts(run) if own.id in named and not own.replaced_by]:
         if receipt.checkpoint is not None:
-            continue  # a model is trained again, not exported again
+            # Exported again, the same checkpoint would be the same model.
+            print(f"export {receipt.id} is a model that was trained on removed documents, so it was not made again")
+            continue
         words = {name: receipt.options.get(name) for name in ("format", *EXPORT_OPTIONS)}
         arguments = Arguments(run=run.address, out=receipt.destination, verbose=False, trust_run=False, **words)
         try:
-            delete_export(receipt)
+            delete_export(run, receipt)
             export_command(arguments)
         except (PenstockError, OSError) as error:
             failed += 1

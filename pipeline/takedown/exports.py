@@ -12,7 +12,7 @@ import pyarrow as pa
 from pipeline.takedown.shards import find_removed_rows
 from pipeline.takedown.tables import holds_documents
 from schemas.errors import ConfigError, PenstockError
-from schemas.exports import MODEL, ExportReceipt, read_receipts
+from schemas.exports import MODEL, ExportReceipt, mark_deleted, read_receipts
 from schemas.ids import DOC_ID_BYTES
 from schemas.manifest import open_table, read_run
 from schemas.paths import check_deletable
@@ -29,12 +29,20 @@ def exports_with(run: Store, changes: Mapping[str, TableChange], effects: Effect
     An export of a version that is neither the one before the takedown nor the one after it may hold them, so it is
     returned too.
     """
-    clean = {model.checkpoint for model in effects.models if not model.saw}
     return [
         receipt
         for receipt in read_receipts(run)
-        if not receipt.replaced_by and _may_hold(run, receipt, changes) and receipt.checkpoint not in clean
+        if not receipt.replaced_by and _may_hold(run, receipt, changes) and not _is_clean(receipt, effects)
     ]
+
+
+def _is_clean(receipt: ExportReceipt, effects: Effects) -> bool:
+    """Return True for a model of a checkpoint that was not trained on the documents.
+
+    Training again after a takedown writes checkpoints of the same names, so the dataset is compared too.
+    """
+    clean = {(model.checkpoint, model.dataset) for model in effects.models if not model.saw}
+    return (receipt.checkpoint, receipt.tables.get(DATASET)) in clean
 
 
 def _may_hold(run: Store, receipt: ExportReceipt, changes: Mapping[str, TableChange]) -> bool:
@@ -53,10 +61,10 @@ def _current(run: Store, table: str) -> str | None:
 def exports_before(run: Store, documents: frozenset[bytes], effects: Effects) -> list[ExportReceipt]:
     """Return the exports that would hold documents of a takedown which has not started, as `exports_with` does."""
     holding: dict[str, bool] = {}
-    clean, found = {model.checkpoint for model in effects.models if not model.saw}, []
+    found = []
     for receipt in read_receipts(run):
         table = receipt.table
-        if receipt.replaced_by or receipt.checkpoint in clean:
+        if receipt.replaced_by or _is_clean(receipt, effects):
             continue
         if receipt.tables[table] == _current(run, table):
             if table not in holding:
@@ -122,12 +130,15 @@ def check_exports(run: Store, certificate: Certificate) -> Iterator[str]:
             yield f"export {identifier}: no file of it is left in {receipt.destination}{again}"
 
 
-def delete_export(receipt: ExportReceipt) -> None:
-    """Delete the files of an export, so that another one can be made in its folder.
+def delete_export(run: Store, receipt: ExportReceipt) -> None:
+    """Delete the files of an export, so that another one can be made in its folder, and record this in its run.
 
-    Nothing is deleted if none of them is left, so an interrupted export resumes. Files of Megatron may stand in a
-    folder with others. Raises ConfigError before anything is deleted if the folder has other or changed files.
+    Nothing is deleted a second time: the files of the new export have the same names, and it may resume. Files of
+    Megatron may be in a folder with others. Raises ConfigError before anything is deleted if the folder has other or
+    changed files.
     """
+    if receipt.deleted:
+        return
     out = Store(receipt.destination)
     known: dict[str, Any] = {file.path: file.sha256 for file in receipt.files}
     present = [name for name in out.walk() if name in known or receipt.options["format"] != "megatron"]
@@ -142,3 +153,4 @@ def delete_export(receipt: ExportReceipt) -> None:
         check_deletable(out, name)
     for name in sorted(present, key=lambda own: own != "export.json"):
         out.delete(name)
+    mark_deleted(run, receipt)

@@ -3,16 +3,22 @@
 import json
 import shutil
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
 from jobs.cli import main
 from pipeline.garbage import find_garbage
+from pipeline.takedown.exports import exports_before, exports_with, files_left
 from schemas.errors import ContractError
-from schemas.exports import ExportReceipt, read_receipts
+from schemas.exports import MODEL, ExportReceipt, read_receipts, write_receipt
 from schemas.manifest import open_table
 from schemas.storage import Store
+from schemas.takedown import Effects, TrainedCheckpoint
+from tests.support.s3_server import server
 from tests.support.tiny_takedown import all_bytes, certificates, documents_of, opened, rows_of, take_down
+
+__all__ = ["server"]  # a fixture
 
 pytestmark = pytest.mark.spark
 
@@ -93,6 +99,34 @@ def test_exports_with_removed_documents_are_named_checked_and_made_again(run: Pa
     assert shown.count(", replaced by export ") == 3
 
 
+class Killed(BaseException):
+    """The process ends here."""
+
+
+INTERRUPTED = {
+    "jsonl": "pipeline.export.export._finish",  # all files are written, and no manifest
+    "megatron": "schemas.storage.Store.sync",  # the first file is written, and no index
+}
+
+
+@pytest.mark.parametrize("kind", INTERRUPTED)
+def test_a_killed_replacement_resumes(run: Path, kind: str) -> None:
+    out = export(run, "out", "--format", kind)
+    old = receipts(run)["out"]
+    documents = [row for row in documents_of(opened(run)) if row["stream"].endswith("/train")]
+    first = min(documents, key=lambda row: row["stream"])  # in the file of Megatron that is written first
+    assert take_down(run, doc=[first["doc_id"].hex()]) == 0
+    with mock.patch(INTERRUPTED[kind], side_effect=Killed), pytest.raises(Killed):
+        take_down(run, remake_exports=True)
+    assert {*all_bytes(out)} & {file.path for file in old.files}  # a new file under an old name
+    assert take_down(run, remake_exports=True) == 0
+    new = receipts(run)["out"]
+    assert new.id != old.id
+    assert {file.path for file in new.files} == {*all_bytes(out)}
+    count = "exported" if kind == "jsonl" else "documents"
+    assert new.counts[count] == old.counts[count] - 1
+
+
 def test_an_export_without_the_documents_is_not_named(run: Path, capsys) -> None:
     dropped = next(row for row in rows_of(run, "documents") if row["drop_stage"] is not None and row["url"])
     export(run, "text", "--format", "jsonl")
@@ -119,3 +153,30 @@ def test_a_run_that_cannot_be_written_is_exported_with_a_warning(run: Path, capl
     out = export(run, "tokens", "--format", "megatron")
     assert [*out.glob("*.idx")]
     assert "so a takedown will not name it" in caplog.text
+
+
+def test_a_model_is_clean_only_if_it_is_of_the_clean_checkpoint(run: Path, tmp_path: Path) -> None:
+    """A checkpoint that was trained again has the name of the one before, on another dataset."""
+    store, name, old = Store(str(run)), "train/checkpoints/step-000010", "0" * 64
+    receipt = write_receipt(
+        store, Store(str(tmp_path / "model")), {"format": MODEL}, {"tokens": old}, names=[], checkpoint=name
+    )
+    for dataset, expected in ((old, []), (opened(run).digest, [receipt])):
+        effects = Effects(models=[TrainedCheckpoint(checkpoint=name, step=10, dataset=dataset, saw=False)])
+        assert exports_before(store, frozenset(), effects) == expected
+        assert exports_with(store, {}, effects) == expected
+
+
+def test_an_export_on_an_object_store_is_made_again(server: int, run: Path) -> None:
+    out = f"s3://bucket/receipts?endpoint_override=127.0.0.1:{server}&scheme=http"
+    assert main(["export", str(run), "--format", "megatron", "--out", out]) == 0
+    (old,) = read_receipts(Store(str(run)))
+    assert old.destination == out
+    assert "secret" not in (run / f"exports/{old.id}.json").read_text()
+    documents = {row["doc_id"] for row in documents_of(opened(run)) if row["stream"].endswith("/train")}
+    assert take_down(run, doc=[min(documents).hex()], remake_exports=True) == 0
+    (new,) = (own for own in read_receipts(Store(str(run))) if not own.replaced_by)
+    assert new.counts["documents"] == old.counts["documents"] - 1
+    assert sorted(Store(out).walk()) == [file.path for file in new.files]
+    assert files_left(Store(str(run)), new) == [file.path for file in new.files]
+    assert files_left(Store(str(run)), old) == []
