@@ -20,6 +20,7 @@ from pipeline.language import text_between_tags
 from pipeline.minhash.stage import text_digest
 from pipeline.perplexity.model import normalize as ccnet_form
 from pipeline.quality.text import normal_piece
+from pipeline.sources.code.languages import language_of
 from pipeline.sources.papers.tex.macros import TooManyExpansionsError
 from pipeline.sources.papers.tex.project import TexProject, strip_comments
 from pipeline.sources.papers.tex.render import TexOptions, render_tex
@@ -53,6 +54,13 @@ HOSTILE = {
     **{
         f"text between tags: {unit}": (text_between_tags, lambda n, unit=unit: unit * (30 * n // len(unit)))
         for unit in ("<", "<!--", "<!-- -", "<script>", "<script></", "<script></script", "<p ")
+    },
+    **{
+        f"empty lines of code: {name}": (
+            lambda text, name=name: language_of(name, lambda _: text),
+            lambda n: "\n" * (3 * n),
+        )
+        for name in ("a.h", "a.m", "a.pl", "a.v", "a.ts", "a.fs", "a.d", "a.cls")
     },
     "domains": (host_suffixes, lambda n: f"http://u:p@{ABOVE * n}{BELOW * n}.com/"),
 }

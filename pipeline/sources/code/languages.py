@@ -61,7 +61,12 @@ _HEAD_CHARS = 20_000
 
 
 def _any(*patterns: str) -> re.Pattern[str]:
-    return re.compile("|".join(patterns), re.MULTILINE)
+    """Return a pattern that matches where any of these does.
+
+    White space at the start of a line is matched in that line alone: every line has a start of its own, and runs of
+    empty lines would take quadratic time.
+    """
+    return re.compile("|".join(patterns).replace(r"^\s*", r"^[^\S\n]*"), re.MULTILINE)
 
 
 _OBJC = _any(r"^\s*@(?:interface|implementation|protocol|property|class|end|import)\b", r"^\s*#\s*import\s+[<\"]")
