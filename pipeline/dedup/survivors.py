@@ -78,6 +78,8 @@ from schemas.tables import DEDUP as DEDUP_SCHEMA
 from schemas.tables import DROPPED_BEFORE, PARENTS
 
 READ = ("documents", "templates", "scores", "verdicts", "clusters")
+RECOGNIZED_BY = ("doc_id", "url", "domain", PARENTS.name)
+"""Columns of `documents` by which documents that takedowns removed are recognized."""
 LOST_TO = "lost_to"
 """Figure of a run with several sources: documents dropped as copies, by `source/source of the document kept`."""
 SIMILARITY, NOT_COMPARED = "survivor_similarity", "not compared"
@@ -312,7 +314,7 @@ def facts_of_part(task: SurvivorsTask) -> Iterator[DedupFacts]:
     """Yield the `DedupFacts` of the documents of a part, one batch at a time."""
     columns = facts_columns(task.config)
     if task.removed:
-        columns["documents"] = list(dict.fromkeys([*columns["documents"], "url", "domain", PARENTS.name]))
+        columns["documents"] = list(dict.fromkeys([*columns["documents"], *RECOGNIZED_BY]))
     for batch in read_measured(task.part, columns):
         facts = facts_of(batch, task.part.ordinal, task.config)
         taken = taken_down_of(batch, facts.dropped, task.removed)
@@ -322,9 +324,11 @@ def facts_of_part(task: SurvivorsTask) -> Iterator[DedupFacts]:
 def taken_down_of(
     batch: pa.RecordBatch, dropped: Sequence[bool], removed: Sequence[RemovedDocuments]
 ) -> frozenset[int]:
-    """Return the numbers of the documents of a batch that are not dropped and that a takedown has removed."""
-    names = ("doc_id", "url", "domain", PARENTS.name)
-    rows = zip(dropped, *(batch.column(name).to_pylist() for name in names), strict=True) if removed else ()
+    """Return the numbers of the documents of a batch that are not dropped and that a takedown has removed.
+
+    The batch has the columns RECOGNIZED_BY if there are any takedowns.
+    """
+    rows = zip(dropped, *(batch.column(name).to_pylist() for name in RECOGNIZED_BY), strict=True) if removed else ()
     return frozenset(
         number
         for number, (is_dropped, identifier, url, domain, parents) in enumerate(rows)

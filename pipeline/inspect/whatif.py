@@ -21,6 +21,7 @@ from pipeline.dedup.decide import DROPPED, NOT_DROPPED, SurvivorComparison, fact
 from pipeline.dedup.index import representatives_of
 from pipeline.dedup.keys import DIGEST_BYTES
 from pipeline.dedup.survivors import (
+    RECOGNIZED_BY,
     earlier_clusters,
     earlier_signatures,
     earlier_urls,
@@ -183,8 +184,8 @@ def predict_part(
     columns = split_columns(columns_of(checks), task.part.paths)
     for table, names_read in facts_columns(config).items():
         columns[table] = list(dict.fromkeys([*columns.get(table, []), *names_read]))
-    addresses = ("url", "domain") if removed else ()
-    columns["documents"] = list(dict.fromkeys([*columns["documents"], "source", "language", *addresses]))
+    recognized_by = RECOGNIZED_BY if removed else ()
+    columns["documents"] = list(dict.fromkeys([*columns["documents"], "source", "language", *recognized_by]))
     columns |= {"verdicts": ["drop_stage", "drop_rule"], "dedup": ["drop_stage", "drop_rule"]}
     left_out = left_out_of(task.part, sorting)
     for batch in read_measured(task.part, columns):

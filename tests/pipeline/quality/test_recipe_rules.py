@@ -13,6 +13,7 @@ from pipeline.inspect.show import find_documents, parse_where
 from pipeline.inspect.whatif_limits import changed_settings, curves_of, sensitivity_part
 from pipeline.inspect.without_rules import leave_out_rules
 from pipeline.perplexity.paragraphs import PARAGRAPHS
+from pipeline.plant.stage import PLANT
 from pipeline.prepare import Prepared, step_identity
 from pipeline.quality.config import QualityConfig
 from pipeline.quality.recipe_rules import BrokenRule, check_rules
@@ -292,8 +293,8 @@ def test_a_rule_changes_the_fingerprint_of_verdicts_only() -> None:
 
 def test_recipes_without_rules_have_the_settings_that_they_had() -> None:
     assert not {"rule", "skip_rules"} & QualityConfig().decisions().keys()
-    # the stages of templates and paragraphs are in the steps of recipes that use them only
-    optional = (TEMPLATES, PARAGRAPHS)
+    # these stages are in the steps of recipes that use them only
+    optional = (TEMPLATES, PARAGRAPHS, PLANT)
     listed = [tuple(stage for stage in step.stages if stage not in optional) for step in STEPS]
     assert [step.stages for step in steps_for(recipe())] == listed
 
