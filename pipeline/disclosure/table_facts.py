@@ -6,6 +6,8 @@ from typing import Any
 from pipeline.bias.audit import BIAS_FIGURE, judge, stored_comparisons
 from pipeline.bias.stage import BIAS, BiasConfig
 from pipeline.disclosure.fact import DisclosedFacts, Fact, Origin
+from pipeline.pii.stage import PII
+from pipeline.plant.stage import PLANT
 from schemas.errors import reading
 from schemas.manifest import TableVersion
 from schemas.planted import describe_planted
@@ -21,6 +23,8 @@ CUTS = ("repeats", "templates", "paragraphs")
 """Tables whose steps cut passages out of texts."""
 SHOWN_MODELS = 3
 """Maximum number of models of a stage that a paper names; the bills of materials have all with their digests."""
+SECRETS = frozenset(f"{stage.name}/{name}" for stage in (PII, PLANT) for name in stage.secrets)
+"""Entries among the models of manifests that are commitments to keys, and digests of no model."""
 TOXICITY_FIGURES = ("toxic_documents", "toxic_words", "toxicity_by")
 
 
@@ -94,7 +98,11 @@ def _facts_of_stages(tables: Mapping[str, TableVersion]) -> dict[str, Fact]:
                     "version": version,
                     "table": name,
                     "settings": content.config.get(stage, {}),
-                    "models": {key: sha for key, sha in content.models.items() if key.startswith(f"{stage}/")},
+                    "models": {
+                        key: sha
+                        for key, sha in content.models.items()
+                        if key.startswith(f"{stage}/") and key not in SECRETS
+                    },
                     "dropped": sum(dropped.get(reason, 0) for reason in own if reason.startswith(f"{stage}/")),
                 }
             )

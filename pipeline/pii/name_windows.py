@@ -96,7 +96,7 @@ _THINGS = """
 THINGS = frozenset(_THINGS.split())
 """Words that names of persons rarely have, in lower case."""
 CASED = r"\p{Lu}\p{Ll}\p{Lt}\p{Lm}\p{M}"
-"""Letters of scripts with capitals, for a set of a pattern. Letters of other scripts may stand beside a name."""
+"""Letters of scripts with capitals, for a set of a pattern. Letters of other scripts may be beside a name."""
 _WORD = rf"\p{{Lu}}(?:\.|[{CASED}]*+(?:['’-][{CASED}]++)*+)"
 _SMALL = r"(?:(?:de|da|do|dos|del|della|di|du|la|le|van|von|der|den|ter|bin|ibn|ben|al|el|y|zu)[ ]){0,2}+"
 _NAME = regex.compile(rf"(?<![{CASED}\p{{N}}_@./-]){_WORD}(?:[ ]{_SMALL}{_WORD}){{0,4}}+(?![\p{{N}}_@]|\.\p{{L}})")

@@ -57,7 +57,7 @@ class Names:
     def find(self, text: str) -> list[NameSpan]:
         """Return the places of the names in a text. Places may overlap.
 
-        Blanks of any kind, or a line break, may stand between the words of a name.
+        Blanks of any kind, or a line break, may be between the words of a name.
         """
         if not self.types:
             return []

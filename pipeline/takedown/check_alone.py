@@ -59,7 +59,10 @@ def check_table(run: Path, name: str, certificate: dict[str, Any]) -> Iterator[s
             yield f"{name}: the manifest before has the digest {digest_of(parent)}, not {change['before']}"
         expected = {own["key"]: own["sha256"] for own in parent["files"]} | expected
     for entry in content["files"]:
-        file = folder / paths[entry["key"]]
+        place = os.path.normpath(f"{change['version_after']}/{paths[entry['key']]}")
+        if os.path.isabs(place) or place.startswith(".."):
+            raise ValueError(f"a file outside of the table {name}")
+        file = run / name / place
         if not file.is_file() or file.stat().st_size != entry["bytes"]:
             yield f"{name}/{entry['key']}: no file of {entry['bytes']} bytes"
             continue
@@ -106,9 +109,9 @@ def main(run: Path, name: str, published: str | None = None) -> int:
     """Print what is wrong, or what was checked, and return the exit code."""
     certificate = json.loads(Path(name).read_text(encoding="utf-8"))
     wrong = list(check_seal(certificate, published))
-    for table in certificate["tables"]:
-        if os.path.basename(table) != table:
-            raise ValueError("a table with the name of another folder")
+    for table, change in certificate["tables"].items():
+        if any(os.path.basename(own) != own for own in (table, change["version_after"], certificate["id"])):
+            raise ValueError("a table, version or takedown with the name of another folder")
         wrong += check_table(run, table, certificate)
     if has_proofs := certificate.get("membership") is not None:
         wrong += check_proofs(run, certificate)

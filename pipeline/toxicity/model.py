@@ -125,10 +125,9 @@ class ToxicityModel:
         found = {}
         for label, values in known.items():
             margins = self.scales[label] * sums[:, list(self.weights).index(label)] / roots + values["bias"]
-            for number, name in enumerate(
-                FEATURES if len(listed) else ()
-            ):  # One by one, so that a sum of floats has one order.
-                margins = margins + listed[:, number] * values.get(f"listed_{name}", 0.0)
+            # One feature after another, so that the sum of floats has one order.
+            for name, flags in zip(FEATURES, listed.T) if len(listed) else ():
+                margins = margins + flags * values.get(f"listed_{name}", 0.0)
             found[label] = 1 / (1 + np.exp(-np.clip(margins, -30, 30)))
         return found
 

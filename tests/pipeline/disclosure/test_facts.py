@@ -7,8 +7,9 @@ import pytest
 
 from pipeline.disclosure.answers import FactsFile
 from pipeline.disclosure.facts import collect, consumption_list, num_listed, size_band, sources_of
+from pipeline.disclosure.table_facts import facts_of_tables
 from schemas.consumption import Consumption
-from schemas.manifest import open_table
+from schemas.manifest import TableVersion, open_table
 from schemas.storage import Store
 from schemas.tokens import open_dataset
 from tests.pipeline.disclosure.facts_file import sums_of
@@ -29,6 +30,15 @@ def consumed_of(run: Store) -> Consumption:
     consumed.months = Counter({("web", "2025-03"): 1, ("web", "2026-01"): 2, ("web", ""): 3})
     consumed.documents = Counter({"web": 12, "books": 3})
     return consumed
+
+
+def test_keys_are_no_models(run: Store) -> None:
+    folder, manifest = open_table(run, "tokens")
+    models = {"plant/key": "0" * 64, "pii/key": "1" * 64, "pii/ner-en": "2" * 64}
+    content = manifest.content.model_copy(update={"stages": {"plant": 1, "pii": 6}, "models": models})
+    table = TableVersion(folder, manifest.model_copy(update={"content": content}))
+    stages = facts_of_tables({"tokens": table}).value("stages")
+    assert [stage["models"] for stage in stages] == [{"pii/ner-en": "2" * 64}, {}]
 
 
 @pytest.mark.parametrize(

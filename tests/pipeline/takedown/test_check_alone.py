@@ -113,6 +113,23 @@ def test_each_change_is_found(taken: Path, tmp_path: Path, name: str) -> None:
     assert message in done.stdout
 
 
+def test_no_file_outside_of_a_table_is_read(taken: Path, tmp_path: Path) -> None:
+    run = shutil.copytree(taken, tmp_path / "run")
+    (certificate,) = certificates(run)
+    manifest = run / "tokens" / certificate.tables["tokens"].version_after / "manifest.json"
+    edit(manifest, lambda value: value["run"]["paths"].update(dict.fromkeys(value["run"]["paths"], "../../x")))
+    done = run_script(run)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "a file outside of the table tokens" in done.stderr
+
+
+def test_no_folder_outside_of_a_table_is_read(taken: Path, tmp_path: Path) -> None:
+    run = shutil.copytree(taken, tmp_path / "run")
+    (certificate,) = certificates(run)
+    edit(run / f"takedowns/{certificate.id}.json", lambda value: value["tables"]["tokens"].update(version_after="../x"))
+    assert "with the name of another folder" in run_script(run).stderr
+
+
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_proofs_of_the_other_version_are_none(taken: Path, tmp_path: Path, when: str) -> None:
     run = shutil.copytree(taken, tmp_path / "run")
