@@ -27,6 +27,7 @@ from train.config.train import CheckpointConfig
 from train.data.order import SampleOrder
 from train.data.stages import MASKS_VERSION, SkipList, stage_position
 from train.dataset_history import comparable_digest, digests_at_same_positions
+from train.model.draw import BY_POSITION, BY_TENSOR
 from train.monitor.guard import GuardState
 from train.parallel.devices import RunDevices
 from train.plan.plan import (
@@ -347,10 +348,13 @@ def deciding_settings(plan: Plan) -> dict[str, Any]:
         filled |= {"train.eval_every": train.eval_every, "train.eval_sequences": train.eval_sequences}
     if plan.settings.train.objective != "causal":
         filled["train.masks_version"] = MASKS_VERSION
+    if plan.initial_weights != BY_TENSOR:  # a checkpoint of an older version does not name its rule
+        filled[INITIAL_WEIGHTS] = plan.initial_weights
     shape = {f"shape.{name}": value for name, value in plan.shape.model_dump(mode="json").items()}
     return shape | given | stage_rates(plan) | filled
 
 
+INITIAL_WEIGHTS = "train.initial_weights"
 RESOLVED = ("train.steps", "train.global_batch", "train.stages")
 
 
@@ -365,6 +369,12 @@ def with_checkpoint_formats(run: Store, settings: Settings) -> Settings:
     """Return the settings with "auto" precisions replaced by those of the newest checkpoint, if any."""
     checkpoints = list_checkpoints(run) if run.is_local else []
     return settings.with_precisions_of(checkpoints[-1].identity.settings) if checkpoints else settings
+
+
+def rule_of_weights(run: Store) -> int:
+    """Return the version of the rule for initial weights: that of the newest checkpoint, else the current one."""
+    checkpoints = list_checkpoints(run) if run.is_local else []
+    return checkpoints[-1].identity.settings.get(INITIAL_WEIGHTS, BY_TENSOR) if checkpoints else BY_POSITION
 
 
 def settings_at_start(run: Store, dataset: Dataset, overrides: Sequence[str], here: RunDevices) -> Settings:

@@ -32,6 +32,7 @@ from train.model.attention import (
     sinusoids,
     uses_blocks,
 )
+from train.model.draw import BY_POSITION, BY_TENSOR, normal_part
 from train.model.flash_attention import uses_flash_attention
 from train.model.loss import HeadLoss
 from train.model.shape import ModelShape
@@ -236,22 +237,51 @@ def build_model(
         return Transformer(shape, span or LayerSpan(0, shape.num_layers, shape.num_layers), causal, recompute)
 
 
-def initial_weight(name: str, size: torch.Size, shape: ModelShape, seed: int) -> Tensor:
-    """Return the initial value of one parameter, float32 on the CPU, a function of (seed, name, size) alone.
+def initial_weight(
+    name: str,
+    size: torch.Size,
+    shape: ModelShape,
+    seed: int,
+    region: tuple[slice, ...] | None = None,
+    rule: int = BY_POSITION,
+) -> Tensor:
+    """Return the initial value of one parameter or of a region of it, float32 on the CPU.
+
+    A value is a function of (seed, name, position), so a rank draws its own region only. `rule`: BY_TENSOR for a run
+    of an older version, whose values torch's generator drew for whole tensors.
+    """
+    region = region or tuple(slice(0, length) for length in size)
+    deviation = initial_deviation(name, size, shape)
+    if isinstance(deviation, Constant):
+        return torch.full([bounds.stop - bounds.start for bounds in region], deviation.value)
+    if shape.tie_embeddings and name == "head.weight":
+        name = "embedding.weight"
+    if rule == BY_TENSOR:
+        digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
+        generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
+        return torch.empty(size).normal_(0.0, deviation, generator=generator)[region]
+    return torch.from_numpy(normal_part((seed, name), size, region, deviation, torch.get_num_threads()))
+
+
+@dataclass(frozen=True)
+class Constant:
+    """The initial value of all elements of a parameter."""
+
+    value: float
+
+
+def initial_deviation(name: str, size: torch.Size, shape: ModelShape) -> float | Constant:
+    """Return the standard deviation of a parameter's initial values, or the constant that they all are.
 
     Gains are 1 and biases 0. Matrices are normal with deviation sqrt(2 / 5D). Matrices that write into the residual
     stream are divided by sqrt(2 * layers).
     Sources: Nguyen 2019, 1910.05895, 2.2 (small init); Radford 2019 (GPT-2), 2.3.
     """
     if name.endswith("bias"):
-        return torch.zeros(size)
+        return Constant(0.0)
     if len(size) == 1:
-        return torch.ones(size)
+        return Constant(1.0)
     deviation = math.sqrt(2 / (5 * shape.d_model))
     if name.endswith(("attention.out.weight", "ffn.down.weight")):
         deviation /= math.sqrt(2 * shape.num_layers)
-    if shape.tie_embeddings and name == "head.weight":
-        name = "embedding.weight"
-    digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
-    generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
-    return torch.empty(size).normal_(0.0, deviation, generator=generator)
+    return deviation

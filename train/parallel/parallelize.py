@@ -10,16 +10,18 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from train.config.settings import Settings
 from train.data.rows import Rows, concatenate_rows
+from train.model.draw import BY_POSITION
 from train.model.flash_attention import activate_flash_attention
 from train.model.fp8 import compute_scales, enable_fp8
 from train.model.loss import HeadLoss, LossTally
 from train.model.shape import LOGIT_TILE, ModelShape
 from train.model.transformer import LayerSpan, Recompute, Transformer, build_model, initial_weight
+from train.optim.parameter import local_tensor, region_of
 from train.parallel.compression import Compressor, compress_ddp, compress_fsdp, method_of
 from train.parallel.data_parallel import NUMBER_FORMATS, ShardedStates, shard, sharded_modules
 from train.parallel.layout import data_ranks, layers_of, num_micro_batches, rows_of, stages_of
@@ -151,14 +153,12 @@ class SplitModel:
         """Return the number of copies of each parameter that more than one pipeline stage has, by name."""
         return {"embedding.weight": 2} if self.shape.tie_embeddings and self.num_stages > 1 else {}
 
-    def set_initial_weights(self, seed: int) -> None:
-        """Set every parameter to its initial value; each rank keeps its shard of the full tensor."""
+    def set_initial_weights(self, seed: int, rule: int = BY_POSITION) -> None:
+        """Set every parameter to its initial value; each rank draws its own shard, if `rule` is BY_POSITION."""
         with torch.no_grad():
             for name, parameter in self.parameters.items():
-                value = initial_weight(name, parameter.shape, self.shape, seed).to(parameter.device)
-                if isinstance(parameter, DTensor):
-                    value = distribute_tensor(value, parameter.device_mesh, parameter.placements, src_data_rank=None)
-                parameter.copy_(value)
+                region = region_of(name, parameter)
+                local_tensor(parameter).copy_(initial_weight(name, parameter.shape, self.shape, seed, region, rule))
 
     # --------------------------------------------------------------------------------------------------------- rows
 

@@ -12,6 +12,7 @@ from fractions import Fraction
 from schemas.errors import ConfigError
 from schemas.storage import Store
 from schemas.tokens import Dataset
+from train.checkpoint.folder import rule_of_weights
 from train.config.settings import Settings
 from train.data.order import SampleOrder, open_streams, samples_of_epochs, stage_counts, tokens_by_source
 from train.data.packing import Packing, open_packings, write_packing
@@ -76,6 +77,7 @@ def make_plan(run: Store, dataset: Dataset, settings: Settings) -> Plan:
         learning_rate=rate,
         flops_per_token=flops_per_token(shape, row_length(train, stages[0].seq_len)),
         settings=settings,
+        initial_weights=rule_of_weights(run),
         figures=[],
     )
     figures = figures_of_plan(dataset, sized, offer, body_flops * total)

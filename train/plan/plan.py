@@ -23,6 +23,7 @@ from train.config.settings import AUTO, Settings, load_settings
 from train.data.order import SampleOrder, heldout_streams, make_order
 from train.data.packing import open_packings
 from train.data.stages import NO_SKIPS, SkipList, StagePlan, read_skip_list, row_length
+from train.model.draw import BY_TENSOR
 from train.model.shape import ModelShape, num_parameters
 from train.optim.schedule import ScheduleInputs, StageSchedule
 from train.parallel.layout import axes_of, check_layout, data_ranks
@@ -75,6 +76,8 @@ class Plan(BaseModel):
     """FLOPs of forward and backward per token of the first stage."""
     settings: Settings
     """Settings that the plan was made with."""
+    initial_weights: int = BY_TENSOR
+    """Version of the rule that draws the initial weights, as in train/model/draw.py; 1 = a plan of an older version."""
     advice: tuple[str, ...] = ()
     """Sentences of advice on data, proportions and settings."""
     layouts: tuple[LayoutOffer, ...] = ()
@@ -129,7 +132,9 @@ def write_plan(run: Store, plan: Plan) -> None:
 
 def plan_digest(plan: Plan) -> str:
     """Return the digest of a plan without its own field `digest`, by which a change of the file is found."""
-    return digest_of(plan.model_dump(mode="json", exclude={"digest"}))
+    # A plan of an earlier version lacks the field, and its digest was computed without it.
+    older = {"initial_weights"} if plan.initial_weights == BY_TENSOR else set()
+    return digest_of(plan.model_dump(mode="json", exclude={"digest", *older}))
 
 
 def read_plan(run: Store, dataset: Dataset | None = None) -> Plan:

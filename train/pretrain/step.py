@@ -103,7 +103,7 @@ class Learner:
 
     def init_state(self) -> None:
         """Set the initial state of a run: random weights from `train.seed`, zero optimizer state, first loss scale."""
-        self.model.set_initial_weights(self.settings.train.seed)
+        self.model.set_initial_weights(self.settings.train.seed, self.plan.initial_weights)
         for value in state_tensors(self.optimizer).values():
             value.zero_()
         self._reset_compression()
