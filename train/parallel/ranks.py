@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import cached_property
 from types import FrameType
 from typing import Any, NoReturn, TypeVar, cast
 from uuid import uuid4
@@ -24,6 +25,7 @@ from schemas.errors import ConfigError, PenstockError
 from schemas.logs import LOGGER
 from train.config.layout import LayoutConfig
 from train.parallel.layout import axes_of
+from train.parallel.totals import RunningSum, SumThread
 
 # The first functions select the device of a rank and configure its memory allocator.
 
@@ -70,6 +72,16 @@ def stay_on_loopback() -> None:
     loopback = next((name for name in ("lo", "lo0") if name in interfaces), None)
     if os.environ.get("MASTER_ADDR") == LOOPBACK and loopback:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback)
+
+
+LAZY_CONNECTIONS = "TORCH_GLOO_LAZY_INIT"
+"""Environment variable by which gloo connects two ranks at their first message instead of all ranks at the start."""
+
+
+def connect_on_demand() -> None:
+    """Let gloo connect ranks when they need it, unless the user has decided."""
+    # Each gloo group would otherwise open a socket for every pair of ranks: half a million for a thousand ranks.
+    os.environ.setdefault(LAZY_CONNECTIONS, "1")
 
 
 def torchrun_placement() -> tuple[int, int] | None:
@@ -165,14 +177,14 @@ class FirstRankFailed(PenstockError):
 
 
 class PendingSum:
-    """A running all-reduce that sums values over all ranks."""
+    """A running sum of values over all ranks."""
 
-    def __init__(self, sums: torch.Tensor, work: Any):
-        """`work`: handle of the running all-reduce; None = `sums` are already the results."""
+    def __init__(self, sums: torch.Tensor, work: RunningSum | None):
+        """`work`: the running sum; None = `sums` are already the results."""
         self._sums, self._work = sums, work
 
     def wait(self) -> list[float]:
-        """Wait for the all-reduce, and return the sums."""
+        """Wait for the sums, and return them."""
         if self._work is not None:
             self._work.wait()
         return self._sums.tolist()
@@ -218,9 +230,11 @@ class Ranks:
     def start_total(self, *values: float) -> PendingSum:
         """Start to sum each value over all ranks, without waiting. Ranks must start their sums in the same order."""
         sums = torch.tensor(values, dtype=torch.float64)
-        if self.world_size == 1:
-            return PendingSum(sums, None)
-        return PendingSum(sums, dist.all_reduce(sums, group=self.control, async_op=True))
+        return PendingSum(sums, None if self.world_size == 1 else self._sums.start(sums))
+
+    @cached_property
+    def _sums(self) -> SumThread:
+        return SumThread(self.control, self.rank, self.world_size)
 
 
 def agreed_start(store: Any, rank: int, world_size: int) -> str:
@@ -284,6 +298,7 @@ def _open_ranks() -> Ranks:
         device = select_device(*place)
     except PenstockError as error:
         raise error if place[0] == 0 else FirstRankFailed(str(error)) from error
+    connect_on_demand()
     dist.init_process_group(
         backend_of(device),
         store=store,
