@@ -5,7 +5,7 @@ is a list<uint16|uint32> whose flat buffers, batch after batch, are the token st
 a second file.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -190,7 +190,7 @@ class Dataset:
     tokenizer_folder: Store
     tokenizer_path: CheckedPath
     chunk_tokens: int
-    streams: dict[str, list[Shard]]
+    streams: Mapping[str, Sequence[Shard]]
     by_url: list[CheckedPath]
     members: tuple[Member, ...]
 

@@ -5,7 +5,7 @@ batches and shards.
 """
 
 from collections import OrderedDict, defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -109,7 +109,7 @@ class OpenShard:
 class StreamReader:
     """Reads the tokens and document starts of one stream; shards are opened at first use. Not thread-safe."""
 
-    def __init__(self, folder: Store, shards: list[Shard], dtype: str):
+    def __init__(self, folder: Store, shards: Sequence[Shard], dtype: str):
         self._folder, self._shards, self._dtype = folder, shards, dtype
         self._begins: Ints = np.cumsum([0, *(shard.num_tokens for shard in shards)])
         self._open: OrderedDict[int, OpenShard] = OrderedDict()

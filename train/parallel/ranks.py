@@ -202,6 +202,8 @@ class Ranks:
     """Device of this rank."""
     control: dist.ProcessGroup
     """Process group on the CPU for control messages."""
+    leads_node: bool = True
+    """True on one rank of each machine."""
 
     def on_first(self, function: Callable[[], T]) -> T:
         """Call `function` on rank 0 only and broadcast its result. If the call raises, every rank raises an error."""
@@ -309,7 +311,7 @@ def _open_ranks() -> Ranks:
     control = dist.new_group(backend="gloo", timeout=CONTROL_TIMEOUT)
     local_size = torch.tensor(place[1])
     dist.all_reduce(local_size, dist.ReduceOp.MAX, group=control)
-    return Ranks(rank, world_size, int(local_size), device, control)
+    return Ranks(rank, world_size, int(local_size), device, control, place[0] == 0)
 
 
 def default_threads(ranks: Ranks) -> int:

@@ -9,8 +9,10 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from uuid import uuid4
 
 import torch
 from pydantic import TypeAdapter
@@ -35,6 +37,7 @@ from train.checkpoint.folder import (
 from train.checkpoint.state import layout_of
 from train.config.settings import Settings
 from train.data.batches import Batches
+from train.data.mapped import map_dataset, with_manifest, write_mapped
 from train.data.packing import packed_files, write_packing
 from train.data.verify import verify_dataset, verify_files
 from train.dataset_history import comparable_digest
@@ -185,7 +188,7 @@ def _is_done(run: Store, checkpoint: CheckpointMetadata) -> bool:
 def prepare(run: Store, overrides: Sequence[str], ranks: Ranks) -> TrainingSetup:
     """Check the run on rank 0, then open it on every rank. Raises ConfigError or ContractError if a check fails."""
     plan, checkpoint, done = ranks.on_first(lambda: check_run(run, overrides, ranks))
-    dataset, place = open_dataset(run), torchrun_placement()
+    dataset, place = open_dataset_once(run, ranks), torchrun_placement()
     if ranks.rank and place is not None and place[0] == 0:
         # Another machine may have copies of its own. The shards are compared when they are read.
         verify_files(run, dataset.folder.uri, packed_files(run, dataset, plan.settings.train))
@@ -197,6 +200,28 @@ def prepare(run: Store, overrides: Sequence[str], ranks: Ranks) -> TrainingSetup
     window = parse_window(plan.settings.train.profile, plan.steps) if ranks.rank == 0 else None
     peak = peak_of_devices(plan.settings, devices_of(ranks))
     return TrainingSetup(run, plan, dataset, current, checkpoint, done, window, peak)
+
+
+def open_dataset_once(run: Store, ranks: Ranks) -> Dataset:
+    """Return the dataset of a run; one rank of each machine reads its manifest, and the others map what it writes."""
+    if ranks.world_size == 1:
+        return open_dataset(run)
+    # A name that no other program can know before the file exists.
+    path = Path(tempfile.gettempdir()) / f"penstock-{ranks.on_first(lambda: uuid4().hex)}.arrow"
+    own = open_dataset(run) if ranks.leads_node else None
+    try:
+        if own is not None:
+            with suppress(OSError):  # without space for the file, every rank reads the manifest
+                write_mapped(own, path)
+        ranks.total(0)  # each leader has written its file
+        mapped = map_dataset(path) if path.exists() else None
+        ranks.total(0)  # each rank has mapped it
+    finally:
+        if own is not None:
+            path.unlink(missing_ok=True)
+    if mapped is None:
+        return own or open_dataset(run)
+    return with_manifest(mapped, own) if own is not None and ranks.rank == 0 else mapped
 
 
 def describe(setup: TrainingSetup) -> str:
