@@ -74,16 +74,6 @@ def stay_on_loopback() -> None:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback)
 
 
-LAZY_CONNECTIONS = "TORCH_GLOO_LAZY_INIT"
-"""Environment variable by which gloo connects two ranks at their first message instead of all ranks at the start."""
-
-
-def connect_on_demand() -> None:
-    """Let gloo connect ranks when they need it, unless the user has decided."""
-    # Each gloo group would otherwise open a socket for every pair of ranks: half a million for a thousand ranks.
-    os.environ.setdefault(LAZY_CONNECTIONS, "1")
-
-
 def torchrun_placement() -> tuple[int, int] | None:
     """Return the local rank of this process and the number of ranks on its machine; None without torchrun."""
     local_rank, local_size = (os.environ.get(name) for name in ("LOCAL_RANK", "LOCAL_WORLD_SIZE"))
@@ -300,7 +290,6 @@ def _open_ranks() -> Ranks:
         device = select_device(*place)
     except PenstockError as error:
         raise error if place[0] == 0 else FirstRankFailed(str(error)) from error
-    connect_on_demand()
     dist.init_process_group(
         backend_of(device),
         store=store,

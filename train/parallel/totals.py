@@ -1,6 +1,6 @@
 """Sums over all ranks while training continues, in a number of hops that grows with the logarithm of the ranks.
 
-gloo's all-reduce is a ring, whose hops grow with the number of ranks. Here each rank exchanges its partial sums with one
+gloo's all-reduce is a ring, whose hops grow with the number of ranks. Here a rank exchanges its partial sums with one
 partner per round, at distances 1, 2, 4, …, so the first rounds stay within a node. Source: Thakur et al. 2005,
 "Optimization of collective communication operations in MPICH", section 4.5 (recursive doubling).
 """

@@ -1,14 +1,12 @@
 """Sums over ranks: the right sum on every rank, in hops that grow with the logarithm of the number of ranks."""
 
 import math
-import os
 
 import pytest
 import torch
 import torch.distributed as dist
 
 from tests.support.rank_pool import RankFailed, shared_pool
-from train.parallel.ranks import LAZY_CONNECTIONS, connect_on_demand
 from train.parallel.totals import num_hops, sum_route
 
 
@@ -79,12 +77,3 @@ def failing(ranks) -> None:
 def test_a_rank_that_fails_ends_the_wait_of_its_partner() -> None:
     with pytest.raises(RankFailed, match="this rank has failed"):
         shared_pool().play(2, failing)
-
-
-def test_the_user_decides_when_gloo_connects(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(LAZY_CONNECTIONS, raising=False)
-    connect_on_demand()
-    assert os.environ[LAZY_CONNECTIONS] == "1"
-    monkeypatch.setenv(LAZY_CONNECTIONS, "0")
-    connect_on_demand()
-    assert os.environ[LAZY_CONNECTIONS] == "0"
