@@ -350,25 +350,40 @@ def _size(value: Any) -> Size:
     return Size([_natural(size) for size in sizes])
 
 
+def read_plan_file(folder: Path, files: Mapping[str, StateFile]) -> bytes:
+    """Return the bytes of `.metadata`. Raises ContractError if its size or digest differs from that in `files`."""
+    path = folder / PLAN_NAME
+    try:
+        if PLAN_NAME in files and path.stat().st_size == files[PLAN_NAME].size:
+            data = path.read_bytes()
+            if hashlib.sha256(data).hexdigest() == files[PLAN_NAME].sha256:
+                return data
+        raise ValueError(f"a file whose size or digest {METADATA_NAME} does not have")
+    except (OSError, ValueError) as error:
+        raise _no_plan(folder, error) from error
+
+
+def _no_plan(folder: Path, error: Exception) -> ContractError:
+    return ContractError(
+        f"{folder / PLAN_NAME}: expected the plan of a checkpoint of tensors, got {error}. Use a checkpoint that "
+        "`penstock train` wrote, or remove its folder."
+    )
+
+
 class CheckpointReader(FileSystemReader):
     """DCP's reader of a folder, whose metadata is parsed without unpickling it."""
 
-    def __init__(self, folder: Path, files: Mapping[str, StateFile]):
-        """`files`: the state files of the checkpoint. Raises ContractError if its metadata is not that of tensors."""
+    def __init__(self, folder: Path, files: Mapping[str, StateFile], data: bytes | None = None):
+        """`files`: the state files of the checkpoint; `data`: what `read_plan_file` returned on another rank.
+
+        Raises ContractError if its metadata is not that of tensors.
+        """
         super().__init__(folder)
-        path = folder / PLAN_NAME
+        data = read_plan_file(folder, files) if data is None else data
         try:
-            if PLAN_NAME not in files or path.stat().st_size != files[PLAN_NAME].size:
-                raise ValueError(f"a file whose size or digest {METADATA_NAME} does not have")
-            data = path.read_bytes()
-            if hashlib.sha256(data).hexdigest() != files[PLAN_NAME].sha256:
-                raise ValueError(f"a file whose size or digest {METADATA_NAME} does not have")
             self._metadata = parse_plan(data, files)
-        except (OSError, ValueError) as error:
-            raise ContractError(
-                f"{path}: expected the plan of a checkpoint of tensors, got {error}. Use a checkpoint that "
-                "`penstock train` wrote, or remove its folder."
-            ) from error
+        except ValueError as error:
+            raise _no_plan(folder, error) from error
 
     def read_metadata(self) -> Metadata:
         """Return the parsed metadata."""

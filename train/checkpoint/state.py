@@ -35,7 +35,7 @@ from train.checkpoint.folder import (
     list_checkpoints,
     local_path,
 )
-from train.checkpoint.reader import CheckpointReader
+from train.checkpoint.reader import CheckpointReader, read_plan_file
 from train.model.shape import ModelShape
 from train.model.transformer import Transformer, build_model
 from train.parallel.ranks import Ranks
@@ -55,8 +55,10 @@ def read_state(run: Store, checkpoint: CheckpointMetadata, state: State, ranks: 
     """
     folder = local_path(run, checkpoint.name)
     verify_files(folder, checkpoint.files, ranks)
+    # Read once for all ranks: the metadata of a large model has many megabytes.
+    data = ranks.on_first(lambda: read_plan_file(folder, checkpoint.files)) if ranks else None
     try:
-        reader = CheckpointReader(folder, checkpoint.files)
+        reader = CheckpointReader(folder, checkpoint.files, data)
         _check_kinds(folder, reader.read_metadata(), state)
     except ContractError as error:
         if ranks is None:

@@ -13,6 +13,8 @@ from train.config.settings import Settings, load_settings
 from train.data.stages import StagePlan
 from train.model.shape import ModelShape
 from train.parallel.devices import Cluster, RunDevices, cluster_of, known_device
+from train.parallel.layout import axes_problem
+from train.parallel.metadata import metadata_advice
 from train.plan.figures import MEMORY, memory_rows, update_memory_figures
 from train.plan.make_plan import make_plan
 from train.plan.plan import LayoutOffer, Plan, check_document_mask
@@ -71,7 +73,8 @@ def choose_layout(plan: Plan) -> tuple[Plan, SearchResult | None]:
     memory = memory_rows(result.best[0].memory, cluster.world_size, cluster.device.name)
     figures += [*figures_of(memory), *_figures(plan, offers[0], cluster)]
     fixed = costs_of_fixed(plan.shape, plan.settings, plan.stages, cluster, offers[0].step_seconds)
-    sentences = (*plan.advice, *_over_hours(plan, offers[0], cluster), *fixed)
+    large = metadata_advice(plan.shape, settings, cluster.world_size)
+    sentences = (*plan.advice, *_over_hours(plan, offers[0], cluster), *fixed, *large)
     changes = {"settings": settings, "layouts": offers, "figures": figures, "advice": sentences}
     return plan.model_copy(update=changes), result
 
@@ -183,6 +186,8 @@ def resolve_plan(plan: Plan, here: RunDevices) -> tuple[Plan, list[str]]:
             )
         settings = settings.model_copy(update={"layout": layout or settings.layout})
     settings = settings.for_device(here.kind, here.capability)
+    if not axes_problem(settings.layout, here.ranks):  # otherwise the run is refused, with the reason
+        lines += metadata_advice(plan.shape, settings, here.ranks)
     return update_memory_figures(plan.model_copy(update={"settings": settings})), lines
 
 

@@ -123,7 +123,8 @@ class Learner:
             state = {name: value for name, value in state.items() if not name.startswith(COMPRESSION_PREFIX)}
         read_state(run, checkpoint, state, self._ranks)
         if not same_layout:
-            dropped = sorted(name for name in stored_shapes(run, checkpoint) if name.startswith(COMPRESSION_PREFIX))
+            shapes = self._ranks.on_first(lambda: stored_shapes(run, checkpoint))
+            dropped = sorted(name for name in shapes if name.startswith(COMPRESSION_PREFIX))
         set_step(self.optimizer, checkpoint.step - checkpoint.progress.guard.skipped)
         if self.loss_scale is not None and checkpoint.progress.loss_scale is not None:
             growth = self.settings.optim.loss_scale_steps

@@ -291,6 +291,7 @@ def bad_samples(rows: Any, factor: float) -> Iterator[None]:
 @pytest.mark.parametrize(("kind", "layout"), [("loss", "layout.data=zero3"), ("gradient", "layout.data=zero1")])
 def test_a_step_that_is_not_finite_is_skipped_and_counted(tmp_path: Path, kind: str, layout: str) -> None:
     changes = {"checkpoint": {"every": 1, "keep": 30}, "train": {"steps": 9, "eval_every": 0, "eval_sequences": None}}
+    changes["optim"] = {"learning_rate": 0.01}
     run = trained(make_run(tmp_path / "run", changes), 2, layout, during=[(poisoned, ((4, 5, 8), kind))])
     actual = metrics(run)
     assert [record.step for record in actual if record.skipped] == [4, 5, 8]
