@@ -185,7 +185,7 @@ def step_sum() -> Iterator[Figure]:
     yield "messages of a rank in a sum", messages / GPUS, "messages", 12
 
 
-# ------------------------------------------------------------------------------------------------- checkpoint metadata
+# ----------------------------------------------------------------------------------------------- checkpoint metadata
 
 
 def stored_metadata(shards: int, layers: int) -> tuple[int, int]:
