@@ -277,7 +277,11 @@ class GuardConfig(Section):
     """report: the documents of the step are listed. rewind: training also resumes from the checkpoint before, without
     the samples of the step, which the skip list and `events.jsonl` record."""
     max_rewinds: int = execution(3, ge=1)
-    """With on_spike = rewind, or with quarantine: maximum number of rewinds in a run; the next spike stops the run."""
+    """With on_spike = rewind, or with quarantine: maximum number of rewinds in `rewind_window` steps; the next spike
+    stops the run."""
+    rewind_window: int = execution(1000, ge=1)
+    """Number of steps in which `max_rewinds` are allowed. A rewind counts at the step of its spike. The default is a
+    choice: spikes that follow each other within 1,000 steps have a cause that skipping data does not remove."""
     quarantine: bool = execution(False)
     """Rewind after a spike, for any `on_spike`, write the outlier documents of its batch to `train/quarantine.jsonl`,
     and exclude them from every later batch. The exclusions are part of the skip list's digest, so a run may be resumed
@@ -295,7 +299,10 @@ class GuardConfig(Section):
             (not self.watches and rewinds, f"on_spike = rewind requires {any_of}"),
             (not self.watches and self.quarantine, f"quarantine requires {any_of}, such as 6"),
             (not self.watches and self._given("spike_window"), f"spike_window requires {any_of}"),
-            (not self.rewinds and self._given("max_rewinds"), "max_rewinds requires on_spike = rewind or quarantine"),
+            *(
+                (not self.rewinds and self._given(name), f"{name} requires on_spike = rewind or quarantine")
+                for name in ("max_rewinds", "rewind_window")
+            ),
             (self.patience is None and self._given("min_improvement"), "min_improvement requires patience"),
         ]
         if messages := [text for wrong, text in problems if wrong]:

@@ -234,15 +234,18 @@ def read_events(run: Store) -> list[Event]:
     return events
 
 
-def count_rewinds(events: Iterable[Event]) -> int:
-    """Return the number of rewinds since the run last started without a checkpoint.
+def rewound_steps(events: Iterable[Event]) -> list[int]:
+    """Return the steps of the spikes that caused rewinds since the run last started without a checkpoint.
 
     Rewinds after which no checkpoint was written are included.
     """
-    rewinds = 0
+    steps: list[int] = []
     for event in events:
-        rewinds = 0 if isinstance(event, Started) else rewinds + isinstance(event, Rewound)
-    return rewinds
+        if isinstance(event, Started):
+            steps = []
+        elif isinstance(event, Rewound):
+            steps.append(event.step)
+    return steps
 
 
 class LayoutChange(NamedTuple):

@@ -5,13 +5,14 @@ document that the spike is attributed to.
 """
 
 from collections.abc import Iterable, Sequence
+from itertools import islice
 
 from schemas.errors import ContractError
 from train.data.order import SampleOrder
 from train.data.rows import Rows
 from train.data.stages import STAGE_BITS, append_to_skip_list
 from train.monitor.events import SpikeDocument
-from train.monitor.metrics import read_metrics
+from train.monitor.metrics import metrics_backwards
 from train.monitor.quarantine import (
     Attribution,
     Exclusion,
@@ -38,8 +39,9 @@ def _trace(setup: TrainingSetup, order: SampleOrder) -> Trace:
 
 def source_levels_before(setup: TrainingSetup, step: int) -> SourceLevels:
     """Return the mean loss of each source over the last `guard.spike_window` steps before `step`."""
-    before = [record for record in read_metrics(setup.run) if record.step < step and not record.skipped]
-    return SourceLevels(before[-setup.settings.guard.spike_window :])
+    steps = (record for _, record in metrics_backwards(setup.run))
+    before = (record for record in steps if record.step < step and not record.skipped)
+    return SourceLevels(reversed([*islice(before, setup.settings.guard.spike_window)]))
 
 
 def measure_documents(
