@@ -22,7 +22,9 @@ from schemas.tokens import Dataset, Shard
 from schemas.urls import canonical_url, host_suffixes, is_host_of, surt
 from train.data.permutation import Ints
 
-DOCUMENT_COLUMNS = ("doc_id", "source", "url", "split", "offset", "length", "cluster", "token_offset", "num_tokens")
+DOCUMENT_COLUMNS = (
+    *("doc_id", "source", "url", "split", "offset", "length", "language", "cluster", "token_offset", "num_tokens"),
+)
 MAX_CACHED_BATCHES = 1024
 """Maximum number of cached record batches of an index file; those of a local file are memory-mapped, not copied."""
 LAST_KEY = (1 << 64, b"")

@@ -64,6 +64,8 @@ class SpikeDocument(BaseModel):
     """Global sample index, as in a skip list."""
     source: str
     """Source of the document."""
+    language: str = ""
+    """Most probable language of the document; empty = unknown."""
     doc_id: str
     """Document, hex."""
     url: str
@@ -82,10 +84,12 @@ class SpikeDocument(BaseModel):
     """Mean cross-entropy of the span's targets under the weights before the update [nats/token]; None = no targets."""
     targets: int = 0
     """Number of tokens of the span that are prediction targets."""
+    level: float | None = None
+    """Loss with which `loss` is compared: that of the source and language, as `GroupLevels` has it [nats/token]."""
     excess: float | None = None
-    """Excess of `loss` over the mean loss of the source, as `excess_of` computes it [nats/token]."""
+    """Excess of `loss` over `level`, as `excess_of` computes it [nats/token]."""
 
-    _number = field_validator("loss", "excess", mode="before")(finite)
+    _number = field_validator("loss", "level", "excess", mode="before")(finite)
 
 
 class Spike(_Event):
