@@ -50,6 +50,7 @@ WITHOUT_TORCH = (
     "train.data.document_index",
     "train.data.heldout",
     "train.data.order",
+    "train.data.packed_rows",
     "train.data.packing",
     "train.data.permutation",
     "train.data.shards",

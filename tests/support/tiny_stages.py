@@ -9,8 +9,8 @@ from schemas.tokens import RESERVED, Dataset, Member, Shard, TokenizerContract
 from train.config.train import TrainConfig
 from train.data.batches import Batches, open_batches
 from train.data.order import SampleOrder, make_order, open_streams, stage_counts
+from train.data.packed_rows import PackedIndex
 from train.data.packing import open_packings
-from train.data.permutation import PackedIndex
 from train.data.stages import NO_SKIPS, SkipList, StagePlan, resolve_stages
 
 Packings = Mapping[str, PackedIndex] | None

@@ -366,9 +366,12 @@ def stage_rates(plan: Plan) -> dict[str, object]:
 
 
 def with_checkpoint_formats(run: Store, settings: Settings) -> Settings:
-    """Return the settings with "auto" precisions replaced by those of the newest checkpoint, if any."""
+    """Return the settings with "auto" precisions, and an unset `train.pack_chunks`, as in the newest checkpoint."""
     checkpoints = list_checkpoints(run) if run.is_local else []
-    return settings.with_precisions_of(checkpoints[-1].identity.settings) if checkpoints else settings
+    if not checkpoints:
+        return settings
+    content = checkpoints[-1].identity.settings
+    return settings.with_precisions_of(content).with_pack_chunks(content.get("train.pack_chunks", 1))
 
 
 def rule_of_weights(run: Store) -> int:

@@ -64,6 +64,8 @@ class Settings(BaseModel):
             del content["train.fp8_scaling"]
         if not self.train.epochs:
             del content["train.epochs"]
+        if self.train.chunks_together == 1:
+            del content["train.pack_chunks"]  # checkpoints of earlier versions do not have it
         return content
 
     def for_device(self, kind: str, capability: tuple[int, int] | None = None) -> "Settings":
@@ -99,6 +101,11 @@ class Settings(BaseModel):
             if getattr(section, key) == AUTO and value != AUTO and not unused:
                 changed[name] = section.model_copy(update={key: value})
         return self.model_copy(update=changed)
+
+    def with_pack_chunks(self, number: int) -> "Settings":
+        """Return the settings with this value of `train.pack_chunks` if it is needed and not set."""
+        train = self.train.with_pack_chunks(number)
+        return self if train is self.train else self.model_copy(update={"train": train})
 
     def to_json(self) -> dict[str, Any]:
         """Return the explicitly set values by section, without defaults, so that they can be loaded again."""

@@ -24,7 +24,8 @@ from train.config.train import TrainConfig
 from train.data.document_index import read_table
 from train.data.objective import Objective, cut_spans
 from train.data.order import SampleOrder, Samples, heldout_streams, make_order
-from train.data.permutation import Ints, PackedIndex, Pieces, concatenate_ranges, join_pieces, key_of, keys_of
+from train.data.packed_rows import PackedIndex
+from train.data.permutation import Ints, Pieces, concatenate_ranges, join_pieces, key_of, keys_of
 from train.data.rows import IGNORED, Rows
 from train.data.shards import StreamReader, Tokens
 from train.data.stages import NO_SKIPS, STAGE_BITS, SkipList, StagePlan

@@ -6,6 +6,7 @@ A bucket of the URL index is sorted by SURT.
 """
 
 from bisect import bisect_left, bisect_right
+from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
@@ -21,7 +22,9 @@ from schemas.tokens import Dataset, Shard
 from schemas.urls import canonical_url, host_suffixes, is_host_of, surt
 from train.data.permutation import Ints
 
-DOCUMENT_COLUMNS = ("doc_id", "source", "url", "split", "offset", "length", "cluster", "token_offset", "num_tokens")
+DOCUMENT_COLUMNS = (
+    *("doc_id", "source", "url", "split", "offset", "length", "language", "cluster", "token_offset", "num_tokens"),
+)
 MAX_CACHED_BATCHES = 1024
 """Maximum number of cached record batches of an index file; those of a local file are memory-mapped, not copied."""
 LAST_KEY = (1 << 64, b"")
@@ -322,11 +325,60 @@ def read_table(folder: Store, path: str, columns: tuple[str, ...] | None = None)
         ) from error
 
 
-def shard_documents(dataset: Dataset, stream: str) -> Iterator[tuple[Ints, int]]:
-    """Yield, for each shard, the starts of its non-empty documents and its end, as positions in the stream."""
-    begin = 0
-    for shard in dataset.streams[stream]:
-        table = read_table(dataset.folder, shard.docs_path, ("token_offset", "num_tokens"))
-        offset, length = (column.to_numpy().astype(np.int64) for column in table.columns)
-        yield begin + offset[length > 0], begin + shard.num_tokens
-        begin += shard.num_tokens
+OPEN_INDEXES = 32
+"""Maximum number of shards whose document ends are kept; each takes 8 bytes per document."""
+
+
+class DocumentEnds:
+    """The positions at which the documents of a stream end, read from the document index of a shard at first use.
+
+    Every end but that of an empty document counts, and so does the end of a shard. Not thread-safe.
+    """
+
+    def __init__(self, dataset: Dataset, stream: str):
+        self._dataset, self._shards = dataset, dataset.streams[stream]
+        self._begins: Ints = np.cumsum([0, *(shard.num_tokens for shard in self._shards)])
+        self._points: OrderedDict[int, Ints] = OrderedDict()
+
+    def between(self, begin: int, stop: int) -> Ints:
+        """Return the ends in (begin, stop], ascending."""
+        ends = [np.empty(0, np.int64)]
+        for number in self._numbers(begin, stop):
+            points = self._of_shard(number)
+            low, high = np.searchsorted(points, [begin, stop], side="right")
+            ends.append(points[low:high])
+        return np.unique(np.concatenate(ends))
+
+    def starting_between(self, begin: int, stop: int) -> tuple[Ints, Ints]:
+        """Return the start and the end of every document that starts in [begin, stop) and is not empty."""
+        starts, ends = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
+        for number in self._numbers(begin, stop):
+            points = self._of_shard(number)
+            low, high = np.searchsorted(points[:-1], [begin, stop])
+            starts.append(points[low:high])
+            ends.append(points[low + 1 : high + 1])
+        return np.concatenate(starts), np.concatenate(ends)
+
+    def _numbers(self, begin: int, stop: int) -> Iterator[int]:
+        """Yield the numbers of the shards, except empty ones, with a token in [begin, stop)."""
+        first = int(np.searchsorted(self._begins, begin, side="right")) - 1
+        last = int(np.searchsorted(self._begins, stop, side="left"))
+        yield from (i for i in range(first, min(last, len(self._shards))) if self._shards[i].num_tokens)
+
+    def _of_shard(self, number: int) -> Ints:
+        """Return the starts of the shard's documents, except empty ones, and its end, as positions in the stream."""
+        if number not in self._points:
+            if len(self._points) >= OPEN_INDEXES:
+                self._points.popitem(last=False)
+            shard = self._shards[number]
+            table = read_table(self._dataset.folder, shard.docs_path, ("token_offset", "num_tokens"))
+            offset, length = (column.to_numpy().astype(np.int64) for column in table.columns)
+            starts = offset[length > 0]
+            if len(starts) and (starts[0] or (np.diff(starts) <= 0).any() or starts[-1] >= shard.num_tokens):
+                raise ContractError(
+                    f"{self._dataset.folder.uri}/{shard.docs_path}: expected documents sorted by token_offset within "
+                    f"{shard.num_tokens} tokens, got others. Restore the file from a backup."
+                )
+            self._points[number] = int(self._begins[number]) + np.append(starts, shard.num_tokens)
+        self._points.move_to_end(number)
+        return self._points[number]

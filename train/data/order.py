@@ -20,11 +20,10 @@ from schemas.errors import ConfigError
 from schemas.ids import digest_of
 from schemas.tokens import HELDOUT, TRAIN, Dataset
 from train.config.train import TrainConfig
+from train.data.packed_rows import PackedIndex, PackedRows
 from train.data.permutation import (
     ChunkOrder,
     Ints,
-    PackedIndex,
-    PackedRows,
     Pieces,
     RowOrder,
     StreamRows,
@@ -442,4 +441,6 @@ def heldout_streams(dataset: Dataset, seq_len: int) -> dict[str, StreamRows]:
 
 def _chunks(dataset: Dataset, source: str, config: TrainConfig) -> ChunkOrder:
     shards = [shard.num_tokens for shard in dataset.streams[f"{source}/{TRAIN}"]]
-    return ChunkOrder(source, shards, dataset.chunk_tokens, config.seed, config.window_shards)
+    return ChunkOrder(
+        source, shards, dataset.chunk_tokens, config.seed, config.window_shards, together=config.chunks_together
+    )

@@ -135,12 +135,24 @@ class ChunkOrder:
     The epoch reads one window after the other; a *window* is a group of adjacent shards.
     """
 
-    def __init__(self, source: str, shard_tokens: list[int], chunk_tokens: int, seed: int, window_shards: int):
-        self.source, self.seed, self.chunk_tokens = source, seed, chunk_tokens
+    def __init__(
+        self,
+        source: str,
+        shard_tokens: list[int],
+        chunk_tokens: int,
+        seed: int,
+        window_shards: int,
+        together: int = 1,
+    ):
+        """`together`: number of neighbouring chunks that are ordered as a single one; the last one may have fewer."""
+        self.source, self.seed, self.chunk_tokens = source, seed, chunk_tokens * together
         # A row's last input needs the token after it as its target, so the last token of the stream is in no chunk.
-        self.num_chunks = max(0, sum(shard_tokens) - 1) // chunk_tokens
+        whole = max(0, sum(shard_tokens) - 1) // chunk_tokens
+        self.num_tokens = whole * chunk_tokens
+        """Number of tokens in all chunks."""
+        self.num_chunks = -(-whole // together)
         starts = np.cumsum([0, *shard_tokens])[::window_shards]
-        first = np.unique(-(-starts // chunk_tokens))
+        first = np.unique(-(-starts // self.chunk_tokens))
         self.windows: Ints = first[first < self.num_chunks].astype(np.int64)
         """First chunk of every window of shards."""
         self.sizes: Ints = np.diff(np.append(self.windows, self.num_chunks))
@@ -254,111 +266,3 @@ class StreamRows:
         first = np.maximum(start, begin)
         length = np.minimum(stop, end) - first
         return first[length > 0], length[length > 0]
-
-
-@dataclass(frozen=True)
-class PackedIndex:
-    """The packed rows of every chunk of a source; arrays may be memory-mapped."""
-
-    digest: str
-    start: Ints
-    """Position in the stream of the first token of every piece, row by row."""
-    length: NDArray[np.int32]
-    """Number of tokens of every piece."""
-    closed: NDArray[np.uint8]
-    """1 if a document ends with the piece, else 0."""
-    row_begins: Ints
-    """Index of the first piece of every row, then the number of pieces."""
-    chunk_begins: Ints
-    """Index of the first row of every chunk, then the number of rows."""
-
-
-class PackedRows:
-    """Rows from a packing index, in the order of the chunks; positions count rows."""
-
-    def __init__(self, chunks: ChunkOrder, index: PackedIndex):
-        self.chunks, self.index, self.identity = chunks, index, index.digest
-        self.num_units = int(index.chunk_begins[chunks.num_chunks])
-        edges = index.chunk_begins[np.append(chunks.windows, chunks.num_chunks)]
-        self._rows_of_windows: Ints = np.diff(edges)
-        self._tables: dict[tuple[int, int], tuple[Ints, Ints]] = {}
-
-    def width(self, seq_len: int) -> int:
-        """Return the number of units in a row: 1, because a unit is a packed row."""
-        return 1
-
-    def pieces(self, position: Ints, seq_len: int) -> Pieces:
-        """Return the pieces of the packed rows at these positions."""
-        epoch, within = np.divmod(position, self.num_units)
-        row = self._rows(epoch, within)
-        first = self.index.row_begins[row]
-        piece, which = concatenate_ranges(first, self.index.row_begins[row + 1] - first)
-        length = self.index.length[piece].astype(np.int64)
-        filled = np.cumsum(length) - length
-        column = filled - filled[np.searchsorted(which, which)] if len(which) else filled
-        closed = self.index.closed[piece].astype(np.bool_)
-        return Pieces(which, column, epoch[which], self.index.start[piece], length, closed)
-
-    def touching(self, epoch: int, start: int, stop: int) -> tuple[Ints, Ints]:
-        """Return the ranges (starts, ends) of an epoch's positions with a token in [start, stop) of the stream."""
-        size = self.chunks.chunk_tokens
-        chunk = np.arange(start // size, min(-(-stop // size), self.chunks.num_chunks))
-        rows, which = concatenate_ranges(self.index.chunk_begins[chunk], self._rows_of_chunks(chunk))
-        first = self.index.row_begins[rows]
-        piece, of_row = concatenate_ranges(first, self.index.row_begins[rows + 1] - first)
-        begin = self.index.start[piece]
-        hit = np.unique(of_row[(begin < stop) & (begin + self.index.length[piece] > start)])
-        position = self._positions(epoch, chunk[which[hit]], rows[hit])
-        return position, position + 1
-
-    def read_before(self, epoch: int, units: int, start: int, stop: int) -> tuple[Ints, Ints]:
-        """Return the spans (starts, lengths) in [start, stop) of the stream that an epoch's first `units` rows read."""
-        position, _ = self.touching(epoch, start, stop)
-        pieces = self.pieces(position[position < epoch * self.num_units + units], 0)
-        first = np.maximum(pieces.start, start)
-        length = np.minimum(pieces.start + pieces.length, stop) - first
-        return first[length > 0], length[length > 0]
-
-    def _rows(self, epoch: Ints, within: Ints) -> Ints:
-        """Return, for every i, the row of the packing index at position `within[i]` of epoch `epoch[i]`."""
-        row = np.empty_like(within)
-        for number in np.unique(epoch).tolist():
-            order, _, _ = self.chunks.slots(number)
-            ends = np.cumsum(self._rows_of_windows[order])
-            slot = np.searchsorted(ends, within, side="right")
-            for filled in np.unique(slot[epoch == number]).tolist():
-                window = int(order[filled])
-                begins, chunk = self._window(number, window)
-                chosen = (epoch == number) & (slot == filled)
-                place = within[chosen] - (ends[filled] - self._rows_of_windows[window])
-                at = np.searchsorted(begins, place, side="right") - 1
-                row[chosen] = self.index.chunk_begins[chunk[at]] + place - begins[at]
-        return row
-
-    def _positions(self, epoch: int, chunk: Ints, row: Ints) -> Ints:
-        """Return the position, counted over all epochs, at which `epoch` reads each row; `chunk`: each row's chunk."""
-        order, begins, _ = self.chunks.slots(epoch)
-        ends, place = np.cumsum(self._rows_of_windows[order]), self.chunks.places(epoch, chunk)
-        position = np.empty_like(row)
-        for i, slot in enumerate((np.searchsorted(begins, place, side="right") - 1).tolist()):
-            window = int(order[slot])
-            before = self._window(epoch, window)[0][place[i] - begins[slot]]
-            position[i] = ends[slot] - self._rows_of_windows[window] + before
-        return epoch * self.num_units + position + row - self.index.chunk_begins[chunk]
-
-    def _window(self, epoch: int, window: int) -> tuple[Ints, Ints]:
-        """Return, for each chunk of a window, the number of the window's packed rows before it, and the chunk's index.
-
-        The chunks are in the order in which an epoch reads them.
-        """
-        if (epoch, window) not in self._tables:
-            size = int(self.chunks.sizes[window])
-            chunk = self.chunks.inside(epoch, np.full(size, window), np.arange(size))
-            rows = self._rows_of_chunks(chunk)
-            if len(self._tables) >= MAX_CACHED_TABLES:
-                self._tables.clear()
-            self._tables[epoch, window] = np.cumsum(rows) - rows, chunk
-        return self._tables[epoch, window]
-
-    def _rows_of_chunks(self, chunk: Ints) -> Ints:
-        return self.index.chunk_begins[chunk + 1] - self.index.chunk_begins[chunk]

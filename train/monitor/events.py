@@ -64,6 +64,8 @@ class SpikeDocument(BaseModel):
     """Global sample index, as in a skip list."""
     source: str
     """Source of the document."""
+    language: str = ""
+    """Most probable language of the document; empty = unknown."""
     doc_id: str
     """Document, hex."""
     url: str
@@ -82,10 +84,12 @@ class SpikeDocument(BaseModel):
     """Mean cross-entropy of the span's targets under the weights before the update [nats/token]; None = no targets."""
     targets: int = 0
     """Number of tokens of the span that are prediction targets."""
+    level: float | None = None
+    """Loss with which `loss` is compared: that of the source and language, as `GroupLevels` has it [nats/token]."""
     excess: float | None = None
-    """Excess of `loss` over the mean loss of the source, as `excess_of` computes it [nats/token]."""
+    """Excess of `loss` over `level`, as `excess_of` computes it [nats/token]."""
 
-    _number = field_validator("loss", "excess", mode="before")(finite)
+    _number = field_validator("loss", "level", "excess", mode="before")(finite)
 
 
 class Spike(_Event):
@@ -234,15 +238,18 @@ def read_events(run: Store) -> list[Event]:
     return events
 
 
-def count_rewinds(events: Iterable[Event]) -> int:
-    """Return the number of rewinds since the run last started without a checkpoint.
+def rewound_steps(events: Iterable[Event]) -> list[int]:
+    """Return the steps of the spikes that caused rewinds since the run last started without a checkpoint.
 
     Rewinds after which no checkpoint was written are included.
     """
-    rewinds = 0
+    steps: list[int] = []
     for event in events:
-        rewinds = 0 if isinstance(event, Started) else rewinds + isinstance(event, Rewound)
-    return rewinds
+        if isinstance(event, Started):
+            steps = []
+        elif isinstance(event, Rewound):
+            steps.append(event.step)
+    return steps
 
 
 class LayoutChange(NamedTuple):

@@ -53,6 +53,8 @@ class GuardState(BaseModel):
     """Consecutive spikes up to the last step."""
     rewinds: int = 0
     """Rewinds of the run."""
+    rewound: tuple[int, ...] = ()
+    """Steps of the spikes that caused them, in order; empty in a checkpoint of an earlier version."""
     best_heldout: float | None = None
     """Lowest held-out loss [nats/token]; None = not measured yet."""
     since_best: int = 0
@@ -114,10 +116,18 @@ def _level(values: Sequence[float], sigmas: float | None, number: int, least: Ca
     return Band(mean, deviation, mean + sigmas * deviation)
 
 
+def rewinds_before(state: GuardState, config: GuardConfig, step: int) -> int:
+    """Return the number of rewinds whose spikes lie in the `rewind_window` steps before `step`."""
+    return sum(step - spike < config.rewind_window for spike in state.rewound)
+
+
 def after_step(
-    state: GuardState, config: GuardConfig, loss: float, grad_norm: float, loss_scale: float = 1.0
+    state: GuardState, config: GuardConfig, loss: float, grad_norm: float, loss_scale: float = 1.0, step: int = 0
 ) -> tuple[GuardState, Verdict]:
-    """Return the state after a step and the verdict on the step; `loss` [nats/token] and `grad_norm` are unscaled."""
+    """Return the state after a step and the verdict on the step; `loss` [nats/token] and `grad_norm` are unscaled.
+
+    `step`: number of the step, for the rewinds in the window before it; 0 = all rewinds count.
+    """
     if not (math.isfinite(loss) and math.isfinite(grad_norm)):
         # An overflow at a loss scale above 1 does not count, because the scale is then halved.
         counted = state.non_finite + (loss_scale <= 1 or not math.isfinite(loss))
@@ -126,7 +136,8 @@ def after_step(
     state = state.model_copy(update={"non_finite": 0})
     above = bands_of(state, config).left(loss, grad_norm)
     if above and config.rewinds:
-        return state, Verdict.STOP if state.rewinds >= config.max_rewinds else Verdict.SPIKE
+        spent = rewinds_before(state, config, step) >= config.max_rewinds
+        return state, Verdict.STOP if spent else Verdict.SPIKE
     if above and state.spikes < MAX_SPIKES_IN_A_ROW:
         return state.model_copy(update={"spikes": state.spikes + 1}), Verdict.SPIKE
     losses, norms = state.losses, state.norms
@@ -147,9 +158,17 @@ def after_heldout(state: GuardState, config: GuardConfig, loss: float) -> tuple[
     return state, config.patience is not None and state.since_best >= config.patience
 
 
-def after_rewind(state: GuardState, restored: GuardState) -> GuardState:
-    """Return the guard state after a rewind: `restored` from the checkpoint, with one rewind more than `state`."""
-    return restored.model_copy(update={"rewinds": state.rewinds + 1})
+def after_rewind(state: GuardState, restored: GuardState, step: int) -> GuardState:
+    """Return the guard state after a rewind: `restored` from the checkpoint, with one rewind more than `state`.
+
+    `step`: step of the spike.
+    """
+    return with_rewinds(restored, (*state.rewound, step))
+
+
+def with_rewinds(state: GuardState, spikes: Sequence[int]) -> GuardState:
+    """Return the state with the rewinds that these steps caused."""
+    return state.model_copy(update={"rewinds": len(spikes), "rewound": tuple(spikes)})
 
 
 def after_stage_change(state: GuardState) -> GuardState:
@@ -167,6 +186,7 @@ def stop_error(state: GuardState, config: GuardConfig, step: int) -> ContractErr
             "raise guard.max_non_finite, or train again at a lower optim.learning_rate."
         )
     return ContractError(
-        f"step {step}: expected at most guard.max_rewinds = {config.max_rewinds} rewinds, got another spike. Raise "
-        "guard.max_rewinds, or train again at a lower optim.learning_rate."
+        f"step {step}: expected at most guard.max_rewinds = {config.max_rewinds} rewinds in guard.rewind_window = "
+        f"{config.rewind_window} steps, got another spike. Raise guard.max_rewinds, or train again at a lower "
+        "optim.learning_rate."
     )

@@ -16,7 +16,15 @@ import pyarrow.parquet as pq
 from schemas.errors import UNWRITABLE, ContractError
 from schemas.logs import LOGGER
 from schemas.storage import Store
-from train.monitor.metrics import METRICS_NAME, SCALARS, HeldoutMetrics, StepMetrics, read_metrics
+from train.monitor.metrics import (
+    METRICS_NAME,
+    SCALARS,
+    HeldoutMetrics,
+    StepMetrics,
+    metrics_after,
+    metrics_backwards,
+    read_metrics,
+)
 
 # A journal grows by whole lines, is written by a single process and can be read at any time. A full disk does not end a
 # run: lines that cannot be written stay in memory, with a single warning, and are written with the next line. An
@@ -133,6 +141,21 @@ class StepTable:
             )
         self._rows.append(row)
 
+    def load(self, run: Store, last: StepMetrics) -> bool:
+        """Load metrics.parquet up to the step `last`; return False if it does not end with the values of that step."""
+        try:
+            stored = pq.read_table(run.path(TABLE_NAME), filesystem=run.fs) if run.exists(TABLE_NAME) else None
+        except (OSError, pa.ArrowException):
+            return False  # a damaged table is written again from the lines
+        if stored is None or not stored.schema.equals(self._schema) or stored.num_rows < last.step:
+            return False
+        table = stored.cast(self._schema).slice(0, last.step)
+        expected = dict.fromkeys(self._schema.names) | last.flat(".")
+        if table.slice(last.step - 1).to_pylist() != [expected]:
+            return False
+        self._closed = table
+        return True
+
     def cut(self, step: int) -> None:
         """Remove the steps after `step`."""
         table = self.table()
@@ -180,19 +203,18 @@ class MetricsLog:
 
     def __init__(self, run: Store, sources: Sequence[str], after_step: int):
         """Open the files, and remove the metrics of steps after `after_step`."""
-        self._run, self._table, self._problems = run, StepTable(sources), set[str]()
-        kept = [record for record in read_metrics(run) if record.step <= after_step]
-        for record in kept:
-            self._table.add(record)
-        self._open(after_step, len(kept))
+        self._run, self._problems = run, set[str]()
+        self._table = _table_until(run, sources, self._open(after_step))
 
-    def _open(self, after_step: int, lines: int) -> None:
+    def _open(self, after_step: int) -> StepMetrics | None:
+        """Remove the lines of steps after `after_step`, open the files, and return the last step that is left."""
+        kept = ((end, step) for end, step in metrics_backwards(self._run) if step.step <= after_step)
+        end, last = next(kept, (0, None))
         if self._run.exists(METRICS_NAME):
             # Truncated in place, not rewritten: this works on a full disk too, and needs no second copy of a long run.
-            text = self._run.read_bytes(METRICS_NAME)
             file = self._run.open_own(METRICS_NAME, os.O_RDWR)
             try:
-                os.ftruncate(file, sum(map(len, text.splitlines(keepends=True)[:lines])))
+                os.ftruncate(file, end)
             finally:
                 os.close(file)
         self._journal = Journal(self._run, METRICS_NAME)
@@ -201,6 +223,7 @@ class MetricsLog:
             self._scalars = Scalars(self._run, after_step + 1)
         except OSError as error:
             self._warn(TENSORBOARD_NAME, error, SCALARS_STOPPED)
+        return last
 
     def write(self, record: StepMetrics) -> None:
         """Append the metrics of a step. A full disk causes only a warning."""
@@ -221,14 +244,14 @@ class MetricsLog:
 
     def after(self, step: int) -> list[StepMetrics]:
         """Return the metrics of the steps after `step`."""
-        return [record for record in read_metrics(self._run) if record.step > step]
+        return metrics_after(self._run, step)
 
     def rewind(self, to_step: int) -> None:
         """Remove the metrics of the steps after `to_step` from every file."""
         self._journal.close()
         self._on_scalars(Scalars.close)
         self._table.cut(to_step)
-        self._open(to_step, self._table.table().num_rows)
+        self._open(to_step)
 
     def close(self) -> None:
         """Write the table and close every file."""
@@ -258,6 +281,20 @@ class MetricsLog:
             text = f"penstock: {self._run.path(name)}: {UNWRITABLE[error.errno]}; {outcome}"
             LOGGER.warning(text)
         self._problems.add(name)
+
+
+def _table_until(run: Store, sources: Sequence[str], last: StepMetrics | None) -> StepTable:
+    """Return the table of the steps up to `last`, the last line of metrics.jsonl; None = no step.
+
+    metrics.parquet is used if its row of that step equals the line; the durations in it differ between attempts of a
+    step. Otherwise all lines are read.
+    """
+    table = StepTable(sources)
+    if last is None or table.load(run, last):
+        return table
+    for record in read_metrics(run):
+        table.add(record)
+    return table
 
 
 def write_table(run: Store, table: pa.Table) -> None:

@@ -6,7 +6,8 @@ line too, with null for non-finite values, so every line is valid JSON. The fiel
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import takewhile
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError, field_validator, model_validator
@@ -222,16 +223,72 @@ def read_metrics(run: Store) -> list[StepMetrics]:
     return records
 
 
+# The end of the file is enough for a resume or a spike: a file of 625,000 steps has 255 MB.
+
+BLOCK_BYTES = 1 << 16
+"""Bytes that are read at a time; about 160 lines of metrics."""
+MAX_LINE_BYTES = 16 << 20
+"""Maximum length of a line; a line of metrics has some hundred bytes for each source."""
+
+
+def lines_backwards(run: Store, name: str) -> Iterator[tuple[int, bytes]]:
+    """Yield the position of each line in a file of a run, and the line without its newline, the last one first.
+
+    An unfinished last line is left out. Yields nothing if the file does not exist. Raises ContractError for a folder or
+    a pipe, and for a line of more than MAX_LINE_BYTES.
+    """
+    if not run.exists(name):
+        return
+    begin, text, is_complete = run.size(name), b"", False  # `size` raises for a folder or a pipe
+    with run.fs.open_input_file(run.path(name)) as stream:
+        while begin:
+            size = min(BLOCK_BYTES, begin)
+            begin -= size
+            text = bytes(stream.read_at(size, begin)) + text
+            if not is_complete:
+                cut = text.rfind(b"\n")
+                is_complete, text = cut >= 0, text[:cut] if cut >= 0 else text
+            while is_complete and (cut := text.rfind(b"\n")) >= 0:
+                yield begin + cut + 1, text[cut + 1 :]
+                text = text[:cut]
+            if len(text) > MAX_LINE_BYTES:
+                raise ContractError(
+                    f"{run.uri}/{name}: expected lines of at most {MAX_LINE_BYTES} bytes, got a longer one. Restore "
+                    "the file from a backup."
+                )
+        if is_complete:
+            yield 0, text
+
+
+def metrics_backwards(run: Store) -> Iterator[tuple[int, StepMetrics]]:
+    """Yield the end of each line of a run's metrics file [bytes], and its step, the last one first.
+
+    Only the end of the file is read, as far as the caller iterates. Raises ContractError if a line is not a step.
+    """
+    for position, line in lines_backwards(run, METRICS_NAME):
+        try:
+            yield position + len(line) + 1, StepMetrics.model_validate_json(line)
+        except (ValidationError, TypeError) as error:
+            raise ContractError(
+                f"{run.uri}/{METRICS_NAME}, byte {position}: expected the metrics of a step, got an entry that is not "
+                f"valid ({error}). Restore the file from a backup."
+            ) from error
+
+
+def metrics_after(run: Store, step: int) -> list[StepMetrics]:
+    """Return the metrics of the steps after `step`, in order."""
+    return [record for _, record in takewhile(lambda item: item[1].step > step, metrics_backwards(run))][::-1]
+
+
 def last_metrics(run: Store, step: int) -> StepMetrics:
     """Return the metrics of the last step. Raises ContractError if the last step in the file is not `step`."""
-    records = read_metrics(run)
-    if not records or records[-1].step != step:
-        last = f"step {records[-1].step}" if records else "none"
+    last = next((record for _, record in metrics_backwards(run)), None)
+    if last is None or last.step != step:
         raise ContractError(
-            f"{run.uri}/{METRICS_NAME}: expected step {step} in the last line, got {last}. "
-            "Restore the file from a backup."
+            f"{run.uri}/{METRICS_NAME}: expected step {step} in the last line, got "
+            f"{f'step {last.step}' if last else 'none'}. Restore the file from a backup."
         )
-    return records[-1]
+    return last
 
 
 def write_train_manifest(run: Store, manifest: TrainManifest) -> None:

@@ -2,7 +2,7 @@
 
 Each line is a JSON object, flushed to disk before the samples that hold the document are added to the skip list. The
 file names documents and not samples, so another run over the same documents, or a takedown, can use it. Documents are
-chosen by their loss relative to the loss of their source.
+chosen by their loss relative to that of other documents of their source and language.
 """
 
 import math
@@ -33,6 +33,8 @@ class Quarantined(BaseModel):
     """URL of the document, redacted."""
     source: str
     """Source of the document."""
+    language: str = ""
+    """Most probable language of the document; empty = unknown, or listed by an earlier version."""
     split: str
     """Input file the document came from."""
     offset: int
@@ -48,7 +50,7 @@ class Quarantined(BaseModel):
     targets: int
     """Number of the document's prediction targets in `step`."""
     excess: float
-    """Excess of `loss` over the mean loss of the source, as `excess_of` computes it [nats/token]."""
+    """Excess of `loss` over the level of the source and language, as `excess_of` computes it [nats/token]."""
     limit: float
     """Largest excess that is not an outlier in `step` [nats/token]."""
     why: str
@@ -101,9 +103,9 @@ def quarantine(run: Store, documents: Iterable[Quarantined]) -> None:
         journal.close()
 
 
-# A spike is attributed to the documents of the batch whose loss is an outlier. A loss is compared with the mean loss of
-# the document's source in previous steps, so that code and prose are treated alike. The mean of few targets has less
-# weight, since it varies by chance.
+# A spike is attributed to the documents of the batch whose loss is an outlier. A loss is compared with the level of the
+# document's source and language, so that code and prose, and rare and common languages, are treated alike. The mean of
+# few targets has less weight, since it varies by chance.
 
 PRIOR_TARGETS = 32
 """Number of targets whose mean varies by chance about as much as the documents of a source differ: with a deviation of
@@ -128,7 +130,7 @@ class OwnLoss:
     """Mean cross-entropy [nats/token]."""
     targets: int
     excess: float
-    """Excess of `loss` over the mean loss of the source, as `excess_of` computes it [nats/token]."""
+    """Excess of `loss` over the level of the source and language, as `excess_of` computes it [nats/token]."""
 
 
 @dataclass(frozen=True)
@@ -162,27 +164,58 @@ class SourceLevels:
         return self._levels.get(source, self._all)
 
 
+MIN_REFERENCES = 8
+"""Number of reference documents of a source and language from which on their median alone is the level."""
+
+
+class GroupLevels:
+    """The level of each source and language: the loss with which its documents are compared [nats/token].
+
+    It is the median loss of n reference documents. With n < MIN_REFERENCES, it is (n · median + (MIN_REFERENCES - n) ·
+    level of the source) / MIN_REFERENCES. The level of a source, also for documents without a language, is the median
+    over its reference documents of all languages. Without MIN_REFERENCES of them, it is the mean loss of the source in
+    previous steps.
+    """
+
+    def __init__(self, losses: Iterable[tuple[str, str, float]], sources: SourceLevels):
+        """`losses`: source, language and mean loss [nats/token] of each reference document."""
+        groups, whole = dict[tuple[str, str], list[float]](), dict[str, list[float]]()
+        for source, language, loss in losses:
+            groups.setdefault((source, language), []).append(loss)
+            whole.setdefault(source, []).append(loss)
+        self._groups = {group: (len(own), statistics.median(own)) for group, own in groups.items()}
+        self._whole = {source: statistics.median(own) for source, own in whole.items() if len(own) >= MIN_REFERENCES}
+        self._sources = sources
+
+    def of(self, source: str, language: str) -> float:
+        """Return the level of a source and language [nats/token]; an empty language is unknown."""
+        level = self._whole.get(source, self._sources.of(source))
+        number, median = self._groups.get((source, language), (0, 0.0))
+        number = min(number, MIN_REFERENCES)
+        return (number * median + (MIN_REFERENCES - number) * level) / MIN_REFERENCES
+
+
 def excess_of(loss: float, targets: int, level: float) -> float:
-    """Return the excess of a document's mean loss over `level`, the mean loss of its source [nats/token].
+    """Return the excess of a document's mean loss over `level`, that of its source and language [nats/token].
 
     The excess is (loss - level) · √(targets / (targets + 32)), so that a mean over few targets weighs less.
     """
     return (loss - level) * math.sqrt(targets / (targets + PRIOR_TARGETS))
 
 
-def merge_parts(parts: Iterable[tuple[str, str, float | None, int]], levels: SourceLevels) -> list[OwnLoss]:
+def merge_parts(parts: Iterable[tuple[str, str, float | None, int, float | None]]) -> list[OwnLoss]:
     """Return the loss of each document from the losses of its spans; spans without targets are left out.
 
-    `parts`: (doc_id, source, loss, targets) of each span; `levels`: mean loss of each source.
+    `parts`: (doc_id, source, loss, targets, level of the source and language) of each span.
     """
-    sums: dict[tuple[str, str], tuple[float, int]] = {}
-    for doc_id, source, loss, targets in parts:
-        if loss is not None and targets:
-            total, number = sums.get((doc_id, source), (0.0, 0))
-            sums[doc_id, source] = total + loss * targets, number + targets
+    sums: dict[tuple[str, str], tuple[float, int, float]] = {}
+    for doc_id, source, loss, targets, level in parts:
+        if loss is not None and targets and level is not None:
+            total, number, _ = sums.get((doc_id, source), (0.0, 0, level))
+            sums[doc_id, source] = total + loss * targets, number + targets, level
     return [
-        OwnLoss(doc_id, source, total / number, number, excess_of(total / number, number, levels.of(source)))
-        for (doc_id, source), (total, number) in sums.items()
+        OwnLoss(doc_id, source, total / number, number, excess_of(total / number, number, level))
+        for (doc_id, source), (total, number, level) in sums.items()
     ]
 
 

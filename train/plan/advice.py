@@ -5,11 +5,12 @@ data, unusual proportions of model and run, and the cost of settings that the re
 """
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from schemas.tokens import Dataset, split_copies
 from train.config.plan import OwnLaw, PlanConfig
 from train.data.order import tokens_by_source
+from train.data.packing import PackedSource
 from train.data.permutation import RowOrder
 from train.model.shape import num_parameters
 from train.plan.plan import Plan
@@ -131,6 +132,24 @@ def unread_copies(dataset: Dataset, streams: Mapping[str, RowOrder]) -> Iterator
                 f"{source} is not read: its {tokens[source]:,} tokens are no whole chunk of {dataset.chunk_tokens:,}. "
                 "A smaller tokens.chunk_tokens would read it."
             )
+
+
+MOST_PADDING = 0.05
+"""Share of padding from which on the advice says what it costs."""
+
+
+def costly_padding(plan: Plan, packed: Sequence[PackedSource]) -> Iterator[str]:
+    """Yield a sentence on the FLOPs that padding costs, if it is at least 5 % of the positions of the run."""
+    drawn, padding = tokens_by_source(plan.stages), {source.name: source.padding for source in packed}
+    share = sum(drawn[name] * padding.get(name, 0.0) for name in drawn) / sum(drawn.values())
+    if share >= MOST_PADDING:
+        flops = plan.flops_per_token * sum(drawn.values())
+        worst = max(drawn, key=lambda name: padding.get(name, 0.0))
+        yield (
+            f"{100 * share:.1f} % of the positions are padding ({worst} {100 * padding[worst]:.1f} %): "
+            f"{share * flops:.3g} of {flops:.3g} FLOPs are lost. Raise train.pack_chunks = "
+            f'{plan.settings.train.chunks_together}, lower train.seq_len, or set train.packing = "stream".'
+        )
 
 
 def _of_repeats(plan: Plan, own: OwnLaw | None, data: RepeatedData, epochs: Mapping[str, float]) -> str:

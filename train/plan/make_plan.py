@@ -14,6 +14,7 @@ from schemas.storage import Store
 from schemas.tokens import Dataset
 from train.checkpoint.folder import rule_of_weights
 from train.config.settings import Settings
+from train.config.train import PACK_CHUNKS
 from train.data.order import SampleOrder, open_streams, samples_of_epochs, stage_counts, tokens_by_source
 from train.data.packing import Packing, open_packings, write_packing
 from train.data.permutation import RowOrder
@@ -21,7 +22,7 @@ from train.data.stages import NO_SKIPS, StagePlan, resolve_stages, row_length, s
 from train.model.shape import ModelShape, choose_shape, flops_per_token, num_parameters
 from train.parallel.devices import peak_of
 from train.plan import rules
-from train.plan.advice import advice, unread_copies, unusual_proportions
+from train.plan.advice import advice, costly_padding, unread_copies, unusual_proportions
 from train.plan.figures import MAX_WARMUP, DatasetOffer, figures_of_plan, memory_needed
 from train.plan.plan import Plan
 from train.plan.target import check_size_reached, read_own_law, target_of, tokens_of_shape
@@ -37,7 +38,7 @@ def make_plan(run: Store, dataset: Dataset, settings: Settings) -> Plan:
             f"{dataset.folder.uri}: expected at least one document to train on, got 0. Run `penstock report` to see "
             "which rules dropped the documents, then loosen those rules in the recipe and run `penstock run` again."
         )
-    settings = settings.model_copy(update={"plan": read_own_law(settings.plan)})
+    settings = settings.model_copy(update={"plan": read_own_law(settings.plan)}).with_pack_chunks(PACK_CHUNKS)
     sizing, train, optim = settings.plan, settings.train, settings.optim
     _check_given_epochs(settings)
     for seq_len in stage_lengths(train):
@@ -84,6 +85,7 @@ def make_plan(run: Store, dataset: Dataset, settings: Settings) -> Plan:
     sentences = (
         *advice(sized, offer.target, offer.unique),
         *unread_copies(dataset, streams),
+        *costly_padding(sized, offer.packed),
         *unusual_proportions(sized),
     )
     return sized.model_copy(update={"figures": figures, "advice": sentences})

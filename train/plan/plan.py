@@ -175,7 +175,9 @@ def read_settings(run: Store, dataset: Dataset, overrides: Sequence[str]) -> Set
     `overrides`: settings to change, as `section.key=value`. Raises ConfigError that lists every wrong name. Raises
     ContractError if the plan was made for a different dataset.
     """
-    raw = read_plan(run, dataset).settings.to_json() if run.exists(PLAN_NAME) else read_run(run).recipe
+    # A plan without train.pack_chunks is of an earlier version, which packed each chunk for itself.
+    stored = read_plan(run, dataset).settings.with_pack_chunks(1) if run.exists(PLAN_NAME) else None
+    raw = stored.to_json() if stored is not None else read_run(run).recipe
     check_mix_overrides(raw, overrides)
     free = PlanConfig.fields_of("execution")
     names = [text.partition("=")[0].strip().partition(".") for text in overrides]

@@ -33,6 +33,7 @@ from train.monitor.guard import (
     after_stage_change,
     after_step,
     bands_of,
+    with_rewinds,
 )
 from train.monitor.log_files import MetricsLog
 from train.monitor.metrics import StepMetrics, flops_utilisation, metrics_by_source
@@ -49,10 +50,10 @@ MAX_SHOWN_DOCUMENTS = 5
 class TrainingLog:
     """The log of a run that starts from a checkpoint or from step 0; leaving the context closes it."""
 
-    def __init__(self, setup: TrainingSetup, ranks: Ranks, sources: Sequence[str], rewinds: int):
-        """`rewinds`: number of rewinds of the run, including those after its last checkpoint."""
+    def __init__(self, setup: TrainingSetup, ranks: Ranks, sources: Sequence[str], rewinds: Sequence[int]):
+        """`rewinds`: steps of the spikes that caused rewinds, including those after the last checkpoint."""
         checkpoint = setup.checkpoint
-        self.guard = (checkpoint.progress.guard if checkpoint else GuardState()).model_copy(update={"rewinds": rewinds})
+        self.guard = with_rewinds(checkpoint.progress.guard if checkpoint else GuardState(), rewinds)
         self.heldout: tuple[tuple[int, float], ...] = checkpoint.progress.heldout if checkpoint else ()
         self._setup, self._sources, self._ranks = setup, tuple(sources), ranks
         self._stall, self._mark = 0.0, ""
@@ -108,7 +109,7 @@ class TrainingLog:
         """Return the guard's verdict on a step, the same on every rank; `loss_scale`: the scale in fp16, else None."""
         config, loss, norm = self._setup.settings.guard, measured.loss, measured.grad_norm
         known = bands_of(self.guard, config)
-        self.guard, verdict = after_step(self.guard, config, loss, norm, loss_scale or 1.0)
+        self.guard, verdict = after_step(self.guard, config, loss, norm, loss_scale or 1.0, step)
         if verdict is Verdict.SKIP:
             self.log_events(Skipped(step=step, loss=loss, grad_norm=norm, loss_scale=loss_scale))
         # A spike after the last permitted rewind ends the run; its documents are logged for the user.
@@ -180,7 +181,7 @@ class TrainingLog:
             back = Rewound(step=step, to_step=to_step, checkpoint=checkpoint, samples=samples, quarantined=doc_ids)
             self.log_events(*undone, back)
             self._log.rewind(to_step)
-        self.guard = after_rewind(self.guard, restored)
+        self.guard = after_rewind(self.guard, restored, step)
         self.heldout = tuple((made, loss) for made, loss in self.heldout if made <= to_step)
         added = f"; {QUARANTINE_NAME} has {len(doc_ids)} more document(s)" if doc_ids else ""
         text = f"step {step}: back to step {to_step}, {len(samples)} samples are skipped from now on{added}"

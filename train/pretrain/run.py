@@ -11,7 +11,7 @@ from train.checkpoint.folder import CheckpointMetadata, identify, list_checkpoin
 from train.checkpoint.save import Saver
 from train.data.batches import Prefetch
 from train.data.rows import Rows
-from train.monitor.events import SpikeDocument, Stopped, count_rewinds, read_events
+from train.monitor.events import SpikeDocument, Stopped, read_events, rewound_steps
 from train.monitor.guard import GuardState, Verdict, stop_error
 from train.monitor.metrics import HeldoutMetrics, StepMetrics, finite, heldout_by_source
 from train.parallel.ranks import Ranks
@@ -52,8 +52,8 @@ class TrainingRun:
         self.batches = setup.open_batches()
         self.learner = Learner(setup.plan, ranks, len(self.batches.order.sources))
         self._heldout = self.batches.heldout() if setup.settings.train.eval_every else None
-        recorded = ranks.on_first(lambda: count_rewinds(read_events(setup.run)))
-        rewinds = 0 if setup.checkpoint is None else recorded
+        recorded = ranks.on_first(lambda: rewound_steps(read_events(setup.run)))
+        rewinds = [] if setup.checkpoint is None else recorded
         self.step, self.saved = 0, -1
         self._load_state(setup.checkpoint)
         self.record = stack.enter_context(TrainingLog(setup, ranks, self.batches.order.sources, rewinds))

@@ -5,13 +5,15 @@ document that the spike is attributed to.
 """
 
 from collections.abc import Iterable, Sequence
+from itertools import islice
 
 from schemas.errors import ContractError
+from train.data.batches import Batches
 from train.data.order import SampleOrder
 from train.data.rows import Rows
 from train.data.stages import STAGE_BITS, append_to_skip_list
 from train.monitor.events import SpikeDocument
-from train.monitor.metrics import read_metrics
+from train.monitor.metrics import metrics_backwards
 from train.monitor.quarantine import (
     Attribution,
     Exclusion,
@@ -25,11 +27,12 @@ from train.monitor.quarantine import (
 )
 from train.parallel.ranks import Ranks
 from train.plan.plan import open_order, skip_name
+from train.pretrain.levels import Reference, measure_levels, reference_documents
 from train.pretrain.setup import TrainingSetup
 from train.pretrain.step import Learner
-from train.trace.trace import Trace
+from train.trace.trace import Appearance, Trace
 
-ORIGIN_FIELDS = {"doc_id", "url", "source", "split", "offset", "length"}
+ORIGIN_FIELDS = {"doc_id", "url", "source", "language", "split", "offset", "length"}
 
 
 def _trace(setup: TrainingSetup, order: SampleOrder) -> Trace:
@@ -38,8 +41,9 @@ def _trace(setup: TrainingSetup, order: SampleOrder) -> Trace:
 
 def source_levels_before(setup: TrainingSetup, step: int) -> SourceLevels:
     """Return the mean loss of each source over the last `guard.spike_window` steps before `step`."""
-    before = [record for record in read_metrics(setup.run) if record.step < step and not record.skipped]
-    return SourceLevels(before[-setup.settings.guard.spike_window :])
+    steps = (record for _, record in metrics_backwards(setup.run))
+    before = (record for record in steps if record.step < step and not record.skipped)
+    return SourceLevels(reversed([*islice(before, setup.settings.guard.spike_window)]))
 
 
 def measure_documents(
@@ -52,8 +56,10 @@ def measure_documents(
     # This needs its own reader and order: those of the run are used by the prefetch thread.
     batches = setup.open_batches()
     parts = ranks.on_first(lambda: _trace(setup, batches.order).documents_of_step(step))
-    levels = ranks.on_first(lambda: source_levels_before(setup, step))
-    number = batches.order.stage_of(step - 1).global_batch
+    stage = batches.order.stage_of(step - 1)
+    sources = ranks.on_first(lambda: source_levels_before(setup, step))
+    references = ranks.on_first(lambda: _references(setup, batches, step, parts))
+    levels, number = measure_levels(learner, batches, stage.seq_len, references, sources), stage.global_batch
     places = [(part.row, part.piece, part.row_start, part.row_stop) for part in parts]
     groups_BT = batches.groups(step - 1, learner.model.rows_here(number), places)
     tally = learner.measure_groups(rows, groups_BT, len(parts) + 1, number)
@@ -61,10 +67,19 @@ def measure_documents(
     for part, loss, count in zip(parts, tally.losses_S.tolist(), tally.counts_S.tolist(), strict=False):
         document, targets = SpikeDocument.model_validate(part), round(count)
         if targets:
-            excess = excess_of(loss / targets, targets, levels.of(part.source))
-            document = document.model_copy(update={"loss": loss / targets, "targets": targets, "excess": excess})
+            own, level = loss / targets, levels.of(part.source, part.language)
+            values = {"loss": own, "targets": targets, "level": level, "excess": excess_of(own, targets, level)}
+            document = document.model_copy(update=values)
         measured.append(document)
     return sorted(measured, key=lambda document: -document.excess if document.excess is not None else float("inf"))
+
+
+def _references(setup: TrainingSetup, batches: Batches, step: int, parts: Sequence[Appearance]) -> list[Reference]:
+    """Return the reference documents of a batch. Spans are cut from whole rows only, so there are none with them."""
+    if setup.settings.train.objective == "span":
+        return []
+    listed = (document.doc_id for document in read_quarantine(setup.run))
+    return reference_documents(batches, setup.dataset, step, parts, listed)
 
 
 def samples_to_skip(trace: Trace, doc_ids: Iterable[str], samples: Sequence[int], after: int) -> list[int]:
@@ -110,8 +125,7 @@ def exclude_spike(
     samples, listed = order.samples(step - 1).index.tolist(), list[Quarantined]()
     reason = f"spike in step {step}"
     if setup.settings.guard.quarantine:
-        levels = source_levels_before(setup, step)
-        losses = merge_parts(((part.doc_id, part.source, part.loss, part.targets) for part in documents), levels)
+        losses = merge_parts((part.doc_id, part.source, part.loss, part.targets, part.level) for part in documents)
         listed = _lines(attribute_spike(losses), documents, step, rewind) if losses else []
         # The samples that are used instead of the skipped ones may hold documents that were quarantined earlier.
         doc_ids = [line.doc_id for line in (*read_quarantine(setup.run), *listed)]

@@ -57,6 +57,8 @@ class Appearance:
     """Token after the span, counted in the row; the last token of the span may be a target only, and not an input."""
     cluster: str = ""
     """Duplicate cluster, hex; empty if it is not known."""
+    language: str = ""
+    """Most probable language of the document; empty if it is not known."""
 
 
 @dataclass(frozen=True)
@@ -96,6 +98,7 @@ class TokenRange:
             row_start=self.column + first - self.start,
             row_stop=self.column + stop - self.start,
             cluster=id_to_hex(document.get("cluster")),
+            language=document.get("language") or "",
         )
 
 

@@ -27,9 +27,9 @@ from train.monitor.events import (
     Started,
     Stopped,
     Undone,
-    count_rewinds,
     layout_changes,
     read_events,
+    rewound_steps,
 )
 from train.monitor.metrics import StepMetrics
 from train.trace import Appearance
@@ -144,9 +144,9 @@ def test_words_that_json_cannot_hold_are_replaced(tmp_path: Path) -> None:
 
 
 def test_rewinds_are_counted() -> None:
-    assert count_rewinds(EVENTS[:-1]) == 1
-    assert count_rewinds([]) == 0
-    assert count_rewinds([*EVENTS, Started(step=0, layout={})]) == 0
+    assert rewound_steps(EVENTS[:-1]) == [event.step for event in EVENTS if event.kind == "rewound"]
+    assert rewound_steps([]) == []
+    assert rewound_steps([*EVENTS, Started(step=0, layout={})]) == []
 
 
 BEGUN = Started(step=0, layout={"ranks": 1})

@@ -144,13 +144,36 @@ def test_rewinds_are_counted_across_the_checkpoint_they_go_back_to() -> None:
         state, verdict = after_step(state, config, 99.0, 1.0)
         actual.append(verdict)
         if verdict is SPIKE:
-            state = after_rewind(state, at_checkpoint)
+            state = after_rewind(state, at_checkpoint, 9)
     assert actual == [SPIKE, SPIKE, STOP]
-    assert state == at_checkpoint.model_copy(update={"rewinds": 2})
+    assert state == at_checkpoint.model_copy(update={"rewinds": 2, "rewound": (9, 9)})
     assert str(stop_error(state, config, 9)) == (
-        "step 9: expected at most guard.max_rewinds = 2 rewinds, got another spike. "
-        "Raise guard.max_rewinds, or train again at a lower optim.learning_rate."
+        "step 9: expected at most guard.max_rewinds = 2 rewinds in guard.rewind_window = 1000 steps, got another "
+        "spike. Raise guard.max_rewinds, or train again at a lower optim.learning_rate."
     )
+
+
+@pytest.mark.parametrize(
+    ("spikes", "verdicts"),
+    [
+        # Four spikes in a month, and a fifth: each window of 1,000 steps has one.
+        ((100, 20_000, 40_000, 60_000, 80_000), [SPIKE] * 5),
+        ((100, 200, 300), [SPIKE, SPIKE, STOP]),
+        # The first one is out of the window of the third, at a distance of exactly 1,000 steps.
+        ((100, 200, 1100, 1199), [SPIKE, SPIKE, SPIKE, STOP]),
+        ((100, 200, 1099), [SPIKE, SPIKE, STOP]),
+    ],
+)
+def test_rewinds_count_in_a_window_of_steps(spikes: tuple[int, ...], verdicts: list[Verdict]) -> None:
+    config = watching(on_spike="rewind", max_rewinds=2, rewind_window=1000)
+    state, actual = GuardState(losses=EIGHT), []
+    for step in spikes:
+        state, verdict = after_step(state, config, 99.0, 1.0, step=step)
+        actual.append(verdict)
+        if verdict is SPIKE:
+            state = after_rewind(state, GuardState(losses=EIGHT), step)
+    assert actual == verdicts
+    assert "rewind_window" not in config.content()
 
 
 # ------------------------------------------------------------------------------------------------- gradients
@@ -266,6 +289,7 @@ def test_a_run_resumed_from_json_at_any_step_gets_the_same_verdicts() -> None:
         ({"quarantine": True}, "quarantine requires spike_sigmas or grad_sigmas, such as 6"),
         ({"spike_window": 64}, "spike_window requires spike_sigmas or grad_sigmas"),
         ({"spike_sigmas": 6, "max_rewinds": 5}, "max_rewinds requires on_spike = rewind or quarantine"),
+        ({"spike_sigmas": 6, "rewind_window": 5}, "rewind_window requires on_spike = rewind or quarantine"),
         ({"grad_sigmas": 0}, "guard.grad_sigmas: Input should be greater than 0, got 0"),
         ({"min_improvement": 0.1}, "min_improvement requires patience"),
         ({"spike_sigmas": 6, "spike_window": 7}, "guard.spike_window: Input should be greater than or equal to 8"),
@@ -292,7 +316,7 @@ def test_what_a_spike_leads_to() -> None:
     ):
         config = GuardConfig(spike_window=8, **settings)
         assert (config.watches, config.rewinds) == (True, rewinds)
-        state = GuardState(losses=EIGHT, norms=EIGHT, rewinds=1)
+        state = GuardState(losses=EIGHT, norms=EIGHT, rewinds=1, rewound=(1,))
         expected = STOP if config == config.model_copy(update={"max_rewinds": 1}) and rewinds else SPIKE
         assert after_step(state, config, 50.0, 50.0)[1] is expected
 

@@ -6,7 +6,12 @@ import json
 import math
 import os
 import pty
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
@@ -15,7 +20,7 @@ from pydantic import ValidationError
 from schemas.errors import ContractError
 from schemas.storage import Store
 from train.monitor import log_files as metrics_log
-from train.monitor import progress
+from train.monitor import metrics, progress
 from train.monitor.log_files import TABLE_NAME, TENSORBOARD_NAME, Journal, MetricsLog, Scalars, metrics_schema
 from train.monitor.metrics import (
     METRICS_NAME,
@@ -24,6 +29,9 @@ from train.monitor.metrics import (
     flops_utilisation,
     heldout_by_source,
     last_metrics,
+    lines_backwards,
+    metrics_after,
+    metrics_backwards,
     metrics_by_source,
     read_metrics,
 )
@@ -196,6 +204,84 @@ def test_last_metrics(tmp_path: Path) -> None:
     assert last_metrics(run, 2) == record(2)
     with pytest.raises(ContractError, match="expected step 3 in the last line, got step 2"):
         last_metrics(run, 3)
+
+
+class CountedReads:
+    """A filesystem that counts the bytes that are read from its files."""
+
+    def __init__(self, fs: Any):
+        self._fs, self.num_bytes = fs, 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._fs, name)
+
+    @contextmanager
+    def open_input_file(self, path: str) -> Iterator[Any]:
+        with self._fs.open_input_file(path) as file:
+            yield SimpleNamespace(read_at=lambda size, begin: self._counted(file.read_at(size, begin)))
+
+    def _counted(self, data: bytes) -> bytes:
+        self.num_bytes += len(data)
+        return data
+
+
+def test_the_end_of_a_long_file_is_read_in_blocks(tmp_path: Path) -> None:
+    """A file of 255 MB: the window of a spike, the end and a resume read less than 1 MB of it."""
+    line = record(1, losses={"web": 1 / 3, "code.py": 0.1}, source_tokens={"web": 600, "code.py": 400}).line() + b"\n"
+    repeats, run = 255_000_000 // len(line), Store(str(tmp_path))
+    last = [record(step, losses={"web": 1 / step}) for step in range(repeats + 1, repeats + 201)]
+    path = tmp_path / METRICS_NAME
+    path.parent.mkdir()
+    with path.open("wb") as file:
+        for _ in range(repeats // 10_000):
+            file.write(line * 10_000)
+        file.write(b"".join(step.line() + b"\n" for step in last) + b'{"step": 3, "unfini')
+    reads = run.fs = CountedReads(run.fs)
+    assert path.stat().st_size > 250_000_000
+    assert [step for _, step in islice(metrics_backwards(run), 128)][::-1] == last[-128:]
+    assert metrics_after(run, last[-3].step) == last[-2:]
+    assert last_metrics(run, last[-1].step) == last[-1]
+    assert 0 < reads.num_bytes < 1_000_000
+
+
+@pytest.mark.parametrize("block", [1, 2, 3, 7, 100])
+def test_lines_backwards_by_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block: int) -> None:
+    monkeypatch.setattr(metrics, "BLOCK_BYTES", block)
+    run = Store(str(tmp_path))
+    assert list(lines_backwards(run, "none")) == []
+    for text, expected in (
+        (b"", []),
+        (b"half", []),
+        (b"one\n", [(0, b"one")]),
+        (b"\none\n", [(1, b"one"), (0, b"")]),
+        (b"one\ntwo\n\nhalf", [(8, b""), (4, b"two"), (0, b"one")]),
+    ):
+        run.write_atomic("a", text)
+        assert list(lines_backwards(run, "a")) == expected
+    monkeypatch.setattr(metrics, "MAX_LINE_BYTES", 200)
+    run.write_atomic("a", b"x" * 1000 + b"\n")
+    with pytest.raises(ContractError, match="a: expected lines of at most 200 bytes, got a longer one"):
+        list(lines_backwards(run, "a"))
+
+
+def test_a_resume_reads_the_table_in_place_of_the_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Store(str(tmp_path))
+    steps = [record(step, losses={"web": 1 / step}) for step in range(1, 9)]
+    write(run, 0, *steps)
+    whole = (tmp_path / TABLE_NAME).read_bytes()
+    with monkeypatch.context() as patch:
+        patch.setattr(metrics_log, "read_metrics", None)
+        write(run, 5, *steps[5:])
+    assert (tmp_path / TABLE_NAME).read_bytes() == whole
+    # A table of another attempt of these steps is not used, nor a damaged one, nor one that ends earlier.
+    other = [step.model_copy(update={"step_seconds": 0.25}) for step in steps]
+    write(Store(str(tmp_path / "other")), 0, *other)
+    write(Store(str(tmp_path / "short")), 0, *steps[:3])
+    for table in (b"PAR1", *((tmp_path / name / TABLE_NAME).read_bytes() for name in ("other", "short"))):
+        run.write_atomic(TABLE_NAME, table)
+        write(run, 5, *steps[5:])
+        assert (tmp_path / TABLE_NAME).read_bytes() == whole
+        assert read_metrics(run) == steps
 
 
 def test_a_full_disk_keeps_lines_waiting_and_a_checkpoint_from_being_ahead(tmp_path: Path, capsys) -> None:

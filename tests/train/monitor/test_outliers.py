@@ -10,6 +10,7 @@ from train.monitor.quarantine import (
     MAD_TO_DEVIATION,
     MAX_SHARE,
     OUTLIER,
+    GroupLevels,
     OwnLoss,
     SourceLevels,
     attribute_spike,
@@ -43,6 +44,17 @@ def test_the_level_of_a_source_is_the_mean_over_its_targets() -> None:
     assert SourceLevels([]).of("web") == 0.0
 
 
+def test_the_level_of_a_language_is_a_median_and_few_documents_are_drawn_to_the_source() -> None:
+    sources = SourceLevels(records({"web": (2.0, 10), "code": (1.0, 10)}))
+    losses = [*[("web", "en", 3.0)] * 9, ("web", "en", 90.0), ("web", "ja", 7.0), ("web", "ja", 9.0)]
+    levels = GroupLevels(losses, sources)
+    assert levels.of("web", "en") == 3.0
+    # 12 documents of web have the median 3: two of eight count for Japanese, whose median is 8.
+    assert levels.of("web", "ja") == (2 * 8.0 + 6 * 3.0) / 8
+    assert (levels.of("web", ""), levels.of("web", "ru"), levels.of("code", "")) == (3.0, 3.0, 1.0)
+    assert GroupLevels([("web", "en", 5.0)] * 7, sources).of("web", "en") == (7 * 5.0 + 2.0) / 8
+
+
 def test_the_mean_of_few_targets_counts_for_less() -> None:
     assert excess_of(7.0, 32, 3.0) == pytest.approx(4 * math.sqrt(0.5))
     assert excess_of(7.0, 4, 3.0) == pytest.approx(4 / 3)
@@ -51,10 +63,9 @@ def test_the_mean_of_few_targets_counts_for_less() -> None:
 
 
 def test_the_parts_of_a_document_are_merged() -> None:
-    levels = SourceLevels(records({"web": (3.0, 1), "code": (1.0, 1)}))
-    parts = [("a", "web", 5.0, 30), ("b", "code", 1.0, 32), ("a", "web", 2.0, 2), ("c", "web", None, 0)]
+    parts = [("a", "web", 5.0, 30, 3.0), ("b", "code", 1.0, 32, 1.0), ("a", "web", 2.0, 2, 3.0)]
     # 154 nats over 32 targets.
-    assert merge_parts(parts, levels) == [
+    assert merge_parts([*parts, ("c", "web", None, 0, None)]) == [
         OwnLoss("a", "web", 4.8125, 32, pytest.approx(1.8125 * math.sqrt(0.5))),
         OwnLoss("b", "code", 1.0, 32, 0.0),
     ]

@@ -14,12 +14,14 @@ from schemas.storage import Store
 from schemas.tokens import Dataset, Shard, open_dataset
 from tests.support.tiny_dataset import make_tiny_dataset
 from train.config.settings import Settings, load_settings
-from train.data.packing import open_packings
+from train.data.order import tokens_by_source
+from train.data.packing import open_packings, write_packing
 from train.model.shape import num_parameters
 from train.optim.schedule import StageSchedule, learning_rate
 from train.parallel.memory import memory_of_rank
+from train.plan.advice import costly_padding
 from train.plan.make_plan import make_plan
-from train.plan.plan import PLAN_NAME, Plan, plan_digest, read_plan, read_settings, write_plan
+from train.plan.plan import PLAN_NAME, Plan, plan_digest, read_plan, read_settings, verify_plan, write_plan
 
 UNIQUE = 168
 """Samples of 64 tokens in the tiny dataset: 128 of web, 40 of books."""
@@ -310,7 +312,8 @@ def test_packed_rows_are_laid_out_when_the_run_is_planned(tmp_path: Path) -> Non
     rows = {source["name"]: source["num_rows"] for source in json.loads(summary.read_text())["sources"]}
     packings = open_packings(run, open_dataset(run), plan.settings.train)
     assert packings is not None
-    assert {name: len(index.row_begins) - 1 for name, index in packings.items()} == rows
+    assert {name: index.group_begins[-1] for name, index in packings.items()} == rows
+    assert plan.settings.train.pack_chunks == 64
     # Padding fills rows up, so there are more of them than the stream has sequences; passes are counted in rows.
     assert sum(rows.values()) > UNIQUE
     found = values(plan)
@@ -325,6 +328,47 @@ def test_packed_rows_are_laid_out_when_the_run_is_planned(tmp_path: Path) -> Non
     stands = summary.stat().st_mtime_ns
     assert planned(run, train={"packing": "best_fit", "global_batch": 4, "steps": 40}) == plan
     assert summary.stat().st_mtime_ns == stands
+
+
+def test_a_plan_of_an_earlier_version_packs_each_chunk_by_itself(tmp_path: Path) -> None:
+    run = make_tiny_dataset(tmp_path)
+    dataset, train = open_dataset(run), {"packing": "best_fit", "global_batch": 4, "steps": 40}
+    plan = planned(run, train=train | {"pack_chunks": 1})
+    stored = json.loads(plan.model_dump_json())
+    del stored["settings"]["train"]["pack_chunks"], stored["digest"]
+    run.write_atomic("train/plan.json", json.dumps(stored).encode())
+    earlier = read_plan(run)
+    verify_plan(run, dataset, earlier)
+    assert "train.pack_chunks" not in {**earlier.settings.content(), **plan.settings.content()}
+    assert read_settings(run, dataset, []).train.pack_chunks == 1
+    assert read_settings(run, dataset, ["train.packing='best_fit'"]).for_device("cpu").train.pack_chunks == 64
+    assert planned(run, train=train).settings.content()["train.pack_chunks"] == 64
+    with pytest.raises(ConfigError, match="pack_chunks requires packing = best_fit"):
+        settings(train={"pack_chunks": 2})
+
+
+def test_padding_from_five_percent_on_is_advice_with_its_flops(tmp_path: Path) -> None:
+    run = make_tiny_dataset(tmp_path)
+    train = {"packing": "best_fit", "pack_chunks": 1, "global_batch": 4, "steps": 40}
+    plan = planned(run, train=train)
+    packed = write_packing(run, open_dataset(run), plan.settings.train)
+    assert packed is not None
+    of = {"web": 0.12, "books": 0.03}
+    sources = [source.model_copy(update={"padding": of[source.name]}) for source in packed.sources]
+    (line,) = costly_padding(plan, sources)
+    drawn = tokens_by_source(plan.stages)
+    share = (0.12 * drawn["web"] + 0.03 * drawn["books"]) / (160 * 64)
+    lost = re.fullmatch(
+        r"(\S+) % of the positions are padding \(web 12.0 %\): (\S+) of (\S+) FLOPs are lost. Raise "
+        r"train.pack_chunks = 1, lower train.seq_len, or set train.packing = \"stream\".",
+        line,
+    )
+    assert lost is not None
+    assert float(lost[1]) == pytest.approx(100 * share, abs=0.05)
+    assert float(lost[3]) == pytest.approx(plan.flops_per_token * 160 * 64, rel=0.01)
+    assert float(lost[2]) == pytest.approx(share * float(lost[3]), rel=0.01)
+    few = [source.model_copy(update={"padding": 0.049}) for source in packed.sources]
+    assert (list(costly_padding(plan, few)), list(costly_padding(plan, []))) == ([], [])
 
 
 # ---------------------------------------------------------------------------------------------- written, read, printed

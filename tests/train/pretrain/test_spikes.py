@@ -167,7 +167,7 @@ def test_a_later_spike_brings_no_earlier_culprit_back(constant: Store) -> None:
         constant.write_atomic("train/bad.txt", b"")
         constant.delete(QUARANTINE_NAME)
         suspect = trace.documents_of_step(step)[0]
-        blamed = SpikeDocument.model_validate(suspect).model_copy(update={"loss": 9.0, "targets": 9, "excess": 1.0})
+        blamed = SpikeDocument.model_validate(suspect).model_copy(update={"loss": 9.0, "targets": 9, "level": 8.0})
         first = exclude_spike(setup, step, step - 1, [blamed], 1)
         assert [line.doc_id for line in first.documents] == [suspect.doc_id]
         second = exclude_spike(setup, trace.num_steps - 5, trace.num_steps - 9, [], 2)
@@ -241,12 +241,12 @@ def test_a_reported_spike_lists_the_poison_first_and_changes_nothing(
         assert printed in line
         assert shown in line
         assert line.endswith(ends)
-    # The excess by hand: what web had in the eight steps before, over its targets.
-    before = metrics(run)[7:15]
-    tokens = sum(item.source_tokens["web"] for item in before)
-    level = sum(item.losses["web"] * item.source_tokens["web"] for item in before) / tokens
+    # The excess by hand: all documents of web are English, and have the same level, about that of the steps before.
     worst = spikes[0].documents[0]
-    assert worst.excess == pytest.approx((worst.loss - level) * math.sqrt(31 / 63))
+    assert worst.excess == pytest.approx((worst.loss - worst.level) * math.sqrt(31 / 63))
+    (level,) = {item.level for item in spikes[0].documents if item.source == "web" and item.targets}
+    assert level == worst.level == pytest.approx(metrics(run)[14].losses["web"], rel=0.2)
+    assert {item.language for item in spikes[0].documents} == {"en"}
     assert not (run / QUARANTINE_NAME).exists()
     assert not (run / "train/skips.txt").exists()
 

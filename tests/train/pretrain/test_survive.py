@@ -440,7 +440,9 @@ def test_rewinds_are_counted_over_restarts_and_end(whole: Path, tmp_path: Path) 
     results = tiny_runs.train(run, 2, during=[(bad_samples, (bad, 3.0)), (signalled, (14, int(signal.SIGTERM), 0))])
     assert [item.code for item in results] == [0, 0]
     results = tiny_runs.train(run, 2, during=[(bad_samples, (bad, 3.0))])
-    text = "step 16: expected at most guard.max_rewinds = 1 rewinds, got another spike"
+    text = (
+        "step 16: expected at most guard.max_rewinds = 1 rewinds in guard.rewind_window = 1000 steps, got another spike"
+    )
     assert [text in item.error for item in results] == [True, True]
     assert len(events(run, "rewound")) == 1
     assert text in events(run, "stopped")[0].reason

@@ -52,7 +52,7 @@ def train(folders: tuple[Path, Path], printed: Path) -> tuple[list[int], list[st
         ({}, shards, "expected checksum"),
         (
             {"train": {"packing": "best_fit"}, "layout": {"data": "ddp"}},
-            lambda copy: map(str, copy.glob("train/packing/*/*.pieces.arrow")),
+            lambda copy: map(str, copy.glob("train/packing/*/*.chunks.arrow")),
             "expected SHA-256",
         ),
     ],
