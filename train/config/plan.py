@@ -120,9 +120,9 @@ class PlanConfig(Section):
     """Width of a head; None = d_model / num_heads."""
     d_ffw: int | None = Field(None, ge=1)
     """Hidden width of the feed-forward; None = from the plan."""
-    activation: Literal["swiglu", "gelu"] = "swiglu"
-    """Feed-forward: three matrices with a gate, or two. Sources: Shazeer 2020, arXiv 2002.05202; Hendrycks and Gimpel
-    2016, arXiv 1606.08415."""
+    activation: Literal["swiglu", "gelu", "relu2"] = "swiglu"
+    """Feed-forward: three matrices with a gate, or two with GELU or the square of ReLU. Sources: Shazeer 2020, arXiv
+    2002.05202; Hendrycks and Gimpel 2016, arXiv 1606.08415; So et al. 2021, arXiv 2109.08668, section 3."""
     bias: bool = False
     """Add biases to the matrices of the layers."""
     tie_embeddings: bool | None = None
@@ -143,6 +143,22 @@ class PlanConfig(Section):
     """With rope_scaling = llama3: the sequence length before the extension [tokens]."""
     norm_eps: float = Field(1e-5, gt=0)
     """Number added to the mean square in RMSNorm."""
+    value_embeddings: int = Field(0, ge=0)
+    """Every n-th layer, counted from the last, adds a learned vector of the token to its values; 0 = no layer. The
+    tables have parameters but no matrix products, so a plan does not count them as part of the model's size. Source:
+    Zhou et al. 2024, arXiv 2410.17897, for values that skip layers; tables as in modded-nanogpt and nanochat (n = 2)."""
+    residual_mixing: bool = False
+    """Start each layer from a weighted sum of the residual stream and the normalized token embeddings; the weights are
+    learned, one for each channel. Source: modded-nanogpt and nanochat, which learn one weight for each layer."""
+    window_pattern: str = Field("", pattern="^[SL]*$")
+    """Attention of the layers in turn: S = the latest `window` positions, L = all, so "SSSL" repeats every four
+    layers. The last layer has all positions. Empty = all layers have. Sources: Beltagy et al. 2020, arXiv 2004.05150
+    (windows); OLMo 3, arXiv 2512.13961, and nanochat (three of four layers)."""
+    window: int | None = Field(None, ge=1)
+    """With window_pattern: number of latest positions that a query attends to in a layer S, its own included."""
+    logit_softcap: float | None = Field(None, gt=0)
+    """Bound of the logits z, which become cap · tanh(z / cap); None = no bound. Source: Gemma 2, arXiv 2408.00118,
+    section 2 (30); nanochat has 15."""
     device_memory: int | None = execution(None, ge=1)
     """Memory of a device [bytes], into which a micro-batch must fit; None = unknown, not checked."""
     world_sizes: tuple[PositiveInt, ...] = execution((1, 2, 8, 64), min_length=1)
@@ -167,6 +183,15 @@ class PlanConfig(Section):
             (self.law == "own" and laws == 0, "law = own requires law_file: fit a law with `penstock ladder`"),
             (laws == 2, "law_file and own_law: expected a single law"),
             (self.positions != "rope" and bool(given), f"{', '.join(sorted(given))}: expected positions = rope"),
+            (
+                self.window_pattern.count("S") > 0 and self.window is None,
+                f"window_pattern = {self.window_pattern} requires window",
+            ),
+            (self.window is not None and "S" not in self.window_pattern, "window requires window_pattern with an S"),
+            (
+                self.positions != "rope" and self.window is not None,
+                "window requires positions = rope: relative positions compute all scores",
+            ),
             (self.rope_scaling == "none" and "rope_factor" in given, "rope_factor requires rope_scaling"),
             (
                 self.rope_scaling != "llama3" and "rope_original" in given,

@@ -19,6 +19,11 @@ COPIED_FIELDS = (
     "rope_original",
     "norm_eps",
     "qk_norm",
+    "value_embeddings",
+    "residual_mixing",
+    "window_pattern",
+    "window",
+    "logit_softcap",
 )
 """Fields that a plan copies from its settings unchanged."""
 MAX_LAYERS = 160
@@ -52,8 +57,8 @@ class ModelShape(BaseModel):
     """Width of one head; num_heads × head_dim need not be d_model."""
     d_ffw: int
     """Hidden width of the feed-forward."""
-    activation: Literal["swiglu", "gelu"] = "swiglu"
-    """Feed-forward: three matrices with a gate, or two."""
+    activation: Literal["swiglu", "gelu", "relu2"] = "swiglu"
+    """Feed-forward: three matrices with a gate, or two with GELU or the square of ReLU."""
     bias: bool = False
     """True if the matrices of the layers have biases; the projection of relative positions never has."""
     positions: Literal["rope", "relative"] = "rope"
@@ -72,6 +77,17 @@ class ModelShape(BaseModel):
     """True if queries and keys go through an RMSNorm of head_dim weights each."""
     tie_embeddings: bool
     """True if the output projection is the input embedding."""
+    value_embeddings: int = Field(0, ge=0)
+    """Every n-th layer, counted from the last, adds a learned vector of the token to its values; 0 = no layer."""
+    residual_mixing: bool = False
+    """True if each layer starts from a weighted sum of the residual stream and the token embeddings."""
+    window_pattern: str = ""
+    """Attention of the layers in turn: S = the latest `window` positions, L = all; empty = all. The last layer has
+    all."""
+    window: int | None = Field(None, ge=1)
+    """Number of latest positions, its own included, that a query of a layer S attends to; None = no such layer."""
+    logit_softcap: float | None = Field(None, gt=0)
+    """Bound of the logits z, which become cap · tanh(z / cap); None = no bound."""
 
     @property
     def query_width(self) -> int:
@@ -82,6 +98,16 @@ class ModelShape(BaseModel):
     def key_width(self) -> int:
         """Width of all key heads together, and of all value heads."""
         return self.num_kv_heads * self.head_dim
+
+    def has_values(self, layer: int) -> bool:
+        """Return True if a layer (0 = first) adds value embeddings to its values."""
+        return self.value_embeddings > 0 and (self.num_layers - 1 - layer) % self.value_embeddings == 0
+
+    def window_of(self, layer: int) -> int | None:
+        """Return the number of latest positions that a layer (0 = first) attends to; None = all positions."""
+        pattern = self.window_pattern or "L"
+        near = pattern[layer % len(pattern)] == "S" and layer < self.num_layers - 1
+        return self.window if near else None
 
 
 def matrix_params_of_layer(shape: ModelShape) -> int:
@@ -96,7 +122,7 @@ def params_of_layer(shape: ModelShape) -> int:
     Source for relative positions: Dai et al. 2019, arXiv 1901.02860, section 3.3 (W_{k,R}, u and v).
     """
     d, q, kv, ffw = shape.d_model, shape.query_width, shape.key_width, shape.d_ffw
-    norms = 2 * d + (2 * shape.head_dim if shape.qk_norm else 0)
+    norms = 2 * d + (2 * shape.head_dim if shape.qk_norm else 0) + (2 * d if shape.residual_mixing else 0)
     biases = q + 2 * kv + d + (2 if shape.activation == "swiglu" else 1) * ffw + d
     relative = d * q + 2 * q
     return (
@@ -108,10 +134,21 @@ def params_of_layer(shape: ModelShape) -> int:
 
 
 def num_parameters(shape: ModelShape, embeddings: bool = True) -> int:
-    """Return the exact number of trainable parameters; without `embeddings`, both embedding matrices are excluded."""
+    """Return the exact number of trainable parameters; without `embeddings`, both embedding matrices, and
+    those of values, are excluded."""
     body = shape.num_layers * params_of_layer(shape) + shape.d_model
     matrices = 1 if shape.tie_embeddings else 2
-    return body + (matrices * shape.vocab_size * shape.d_model if embeddings else 0)
+    return body + (matrices * shape.vocab_size * shape.d_model + value_parameters(shape) if embeddings else 0)
+
+
+def value_parameters(shape: ModelShape) -> int:
+    """Return the number of parameters of all value embeddings, which cost memory but no matrix product."""
+    return sum(map(shape.has_values, range(shape.num_layers))) * shape.vocab_size * shape.key_width
+
+
+def sized_parameters(shape: ModelShape) -> int:
+    """Return the number of parameters that a scaling law counts: all but the value embeddings."""
+    return num_parameters(shape) - value_parameters(shape)
 
 
 def padded_columns(columns: int, cuda: bool) -> int:
@@ -126,16 +163,25 @@ def flops_per_token(shape: ModelShape, seq_len: int, logits: bool = True) -> int
     """Return FLOPs per token, forward and backward, as counted for MFU; `logits=False` excludes the output projection.
 
     A matrix weight counts 6 FLOPs. Attention counts 12·q·seq_len per layer, over the full T × T scores; q is the width
-    of all heads.
+    of all heads. A causal query has half of these scores, so a layer with a window W < T counts twice the scores inside
+    of it: W·(2 − W / T) in place of T. Value embeddings are looked up and count nothing.
     Sources: Kaplan et al. 2020, arXiv 2001.08361, section 2.1; Chowdhery et al. 2022, arXiv 2204.02311, appendix B; Dai
     et al. 2019, arXiv 1901.02860, section 3.3 (relative positions).
     """
-    layer = 6 * matrix_params_of_layer(shape) + 12 * shape.query_width * seq_len
+    layer = 6 * matrix_params_of_layer(shape)
     if shape.positions == "relative":
         # The projection of the distances, which have no gradient, and a third product with the scores.
         layer += 4 * shape.d_model * shape.query_width + 6 * shape.query_width * seq_len
     head = shape.vocab_size * shape.d_model if logits else 0
-    return shape.num_layers * layer + 6 * head
+    keys = sum(_keys_of(shape.window_of(index), seq_len) for index in range(shape.num_layers))
+    return shape.num_layers * layer + 6 * head + 12 * shape.query_width * keys
+
+
+def _keys_of(window: int | None, seq_len: int) -> int:
+    """Return the keys of a query that FLOPs count: all, or with a window twice the mean number inside of it."""
+    if window is None or window >= seq_len:
+        return seq_len
+    return round(window * (2 - window / seq_len))
 
 
 def choose_shape(num_params: float, vocab_size: int, plan: PlanConfig) -> ModelShape:

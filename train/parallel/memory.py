@@ -248,7 +248,9 @@ class RankMemory:
         vocabularies, matrices = round(self.outer / self.vocabulary), self.layers * self.matrices
         vectors = self.params - matrices - vocabularies * self.vocabulary
         # States with a value per row or column are not sharded.
-        whole = inner.side * self.layers * sides + outer.side * vocabularies * (shape.vocab_size + d)
+        rows = q + 2 * kv + 2 * d + (2 if shape.activation == "swiglu" else 1) * ffw
+        whole = self.layers * (inner.side * sides + inner.row * rows)
+        whole += outer.side * vocabularies * (shape.vocab_size + d)
         sharded = inner.matrix * matrices + outer.matrix * vocabularies * self.vocabulary + outer.vector * vectors
         # Beside states by row and column only vectors are sharded, in whole numbers of 4 bytes.
         return whole + sharded // over // 4 * 4 if whole else sharded // over
