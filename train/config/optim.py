@@ -171,7 +171,8 @@ class OptimConfig(Section):
     clip_norm: float | None = Field(1.0, gt=0)
     """Maximum gradient norm; None = no clipping. Source: Brown et al. 2020, appendix B."""
     z_loss: float = Field(0.0, ge=0)
-    """Weight of (log Z)² added to the cross-entropy. Source: Chowdhery et al. 2022, arXiv 2204.02311, 5 (1e-4)."""
+    """Weight of (log Z)² added to the cross-entropy; every `plan.recipe` sets 1e-5. Sources: Chowdhery et al. 2022,
+    arXiv 2204.02311, 5 (1e-4); OLMo 2, arXiv 2501.00656, section 3.2 (1e-5)."""
     initial_loss_scale: float = Field(65536.0, ge=1, le=2**24)
     """With train.precision = fp16: initial factor of the loss. Source: Micikevicius et al. 2018, arXiv 1710.03740,
     section 3.2."""

@@ -106,6 +106,11 @@ class PlanConfig(Section):
     max_epochs: float = Field(4.0, gt=0)
     """Maximum number of epochs of a source; up to 4, repeated tokens are nearly as good as new. Source: Muennighoff et
     al. 2023, arXiv 2305.16264."""
+    recipe: Literal["llama", "modern"] | None = None
+    """Defaults of model and optimizer for settings that are not set. llama: the model of Llama with normalized queries
+    and keys (`qk_norm`), `optim.z_loss` = 1e-5, and below 1e9 parameters as many key heads as query heads. modern:
+    also relu2, value embeddings, residual mixing, windows, a bound of the logits, and Muon. The guide "The modern
+    recipe" has what each gave. None = llama for a new plan; a plan of an earlier version keeps its defaults."""
     min_params: Annotated[int, BeforeValidator(parse_size)] = Field(200_000, ge=1)
     """Minimum model size [parameters]; a dataset too small for it is repeated, at most max_epochs times."""
     num_layers: int | None = Field(None, ge=1, le=10_000)
@@ -115,7 +120,7 @@ class PlanConfig(Section):
     num_heads: int | None = Field(None, ge=1)
     """Number of query heads; None = from the plan."""
     num_kv_heads: int | None = Field(None, ge=1)
-    """Number of key and value heads, a divisor of num_heads; None = from the plan."""
+    """Number of key and value heads, a divisor of num_heads; None = from the plan: all heads below 1e9 parameters."""
     head_dim: int | None = Field(None, ge=2)
     """Width of a head; None = d_model / num_heads."""
     d_ffw: int | None = Field(None, ge=1)
@@ -128,7 +133,8 @@ class PlanConfig(Section):
     tie_embeddings: bool | None = None
     """Use the same matrix for input and output embedding; None = from the plan."""
     qk_norm: bool = False
-    """Normalize queries and keys per head. Source: Dehghani et al. 2023, arXiv 2302.05442, section 2."""
+    """Normalize queries and keys per head; every `recipe` sets it. Source: Dehghani et al. 2023, arXiv 2302.05442,
+    section 2."""
     positions: Literal["rope", "relative"] = "rope"
     """rope: rotary (Su et al. 2021, arXiv 2104.09864); relative: Transformer-XL's, as in Gopher and Chinchilla (Dai et
     al. 2019, arXiv 1901.02860, section 3.3), which holds all T × T scores of each head in memory."""
@@ -145,8 +151,8 @@ class PlanConfig(Section):
     """Number added to the mean square in RMSNorm."""
     value_embeddings: int = Field(0, ge=0)
     """Every n-th layer, counted from the last, adds a learned vector of the token to its values; 0 = no layer. The
-    tables have parameters but no matrix products, so a plan does not count them as part of the model's size. Source:
-    Zhou et al. 2024, arXiv 2410.17897, for values that skip layers; tables as in modded-nanogpt and nanochat (n = 2)."""
+    tables have parameters but no matrix products, so a plan does not count them as part of the model's size.
+    Sources: Zhou et al. 2024, arXiv 2410.17897 (values that skip layers); modded-nanogpt and nanochat (tables, n = 2)."""
     residual_mixing: bool = False
     """Start each layer from a weighted sum of the residual stream and the normalized token embeddings; the weights are
     learned, one for each channel. Source: modded-nanogpt and nanochat, which learn one weight for each layer."""

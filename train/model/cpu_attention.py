@@ -84,7 +84,10 @@ def _cut_row(borders: tuple[int, ...], causal: bool, window: int) -> list[tuple[
             count = -(-(stop - begin) // MAX_TILE_QUERIES) if causal else 1
             ends = [begin + (stop - begin) * index // count for index in range(count + 1)]
             # The keys of a tile begin with the window of its first query.
-            tiles += [(max(begin, first + 1 - window) if window else begin, first, end, False) for first, end in pairwise(ends)]
+            tiles += [
+                (max(begin, first + 1 - window) if window else begin, first, end, False)
+                for first, end in pairwise(ends)
+            ]
             open_at, number = stop, 0
     if number:
         tiles.append((open_at, open_at, borders[-1], number > 1))
@@ -151,9 +154,7 @@ def _forward(
 
 
 @_forward.register_fake
-def _(
-    q: Tensor, k: Tensor, v: Tensor, documents: Tensor | None, causal: bool, window: int
-) -> tuple[Tensor, Tensor]:
+def _(q: Tensor, k: Tensor, v: Tensor, documents: Tensor | None, causal: bool, window: int) -> tuple[Tensor, Tensor]:
     return _empty_like_stored(q), q.new_empty(q.shape[:-1], dtype=torch.promote_types(q.dtype, torch.float32))
 
 

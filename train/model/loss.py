@@ -42,8 +42,6 @@ def capped(logits: Tensor, cap: float | None) -> Tensor:
     return logits if cap is None else cap * torch.tanh(logits / cap)
 
 
-
-
 @dataclass(frozen=True)
 class VocabularyPart:
     """The rows of the output matrix on this rank, where a tensor axis divides the vocabulary."""
@@ -324,9 +322,7 @@ def _chunked_loss(
     gradient_PD = torch.zeros_like(matrix_PD, dtype=wide) if needs_gradient else None
     # Every chunk reuses the same memory: new pages for each made the loss a third slower (4 MB and more, one core).
     logits_nP = x_ND.new_empty(size, len(matrix_PD))
-    chunk = (FusedChunkLoss if head.fused else PlainChunkLoss)(
-        logits_nP[:, : len(weight_VD)], head.part, head.softcap
-    )
+    chunk = (FusedChunkLoss if head.fused else PlainChunkLoss)(logits_nP[:, : len(weight_VD)], head.part, head.softcap)
     for start in range(0, len(x_ND), max(size, 1)):
         part = slice(start, min(start + size, len(x_ND)))
         gradient_nP = logits_nP[: part.stop - start]

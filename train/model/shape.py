@@ -2,9 +2,9 @@
 
 import math
 from collections.abc import Iterator
-from typing import Literal
+from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer
 
 from schemas.errors import ConfigError
 from train.config.plan import PlanConfig
@@ -26,12 +26,17 @@ COPIED_FIELDS = (
     "logit_softcap",
 )
 """Fields that a plan copies from its settings unchanged."""
+LATER_FIELDS = ("value_embeddings", "residual_mixing", "window_pattern", "window", "logit_softcap")
+"""Fields that older plans and checkpoints do not have. A default is not stored, so their digests are unchanged."""
 MAX_LAYERS = 160
 TIED_SHARE = 0.2
 LOGIT_TILE = 128
 """Columns of logits in a tile on a CUDA device."""
 FFW_MULTIPLE, WIDE_MODEL = 256, 512
 """If d_model is at least WIDE_MODEL, a gated d_ffw is a multiple of FFW_MULTIPLE, so that it fills a GPU's tiles."""
+ALL_KEY_HEADS = 1e9
+"""Number of parameters from which several query heads share a key head: below, models are trained for their loss, and
+not for the memory of keys in use."""
 MAX_SIZE_ERROR = 0.02
 """Maximum relative error in the number of parameters of a wide model, if any shape has so small an error."""
 SIZE_UNIT, ASPECT_UNIT = 0.1, math.log(2)
@@ -89,6 +94,12 @@ class ModelShape(BaseModel):
     logit_softcap: float | None = Field(None, gt=0)
     """Bound of the logits z, which become cap · tanh(z / cap); None = no bound."""
 
+    @model_serializer(mode="wrap")
+    def _stored(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        stored: dict[str, Any] = handler(self)
+        fields = type(self).model_fields
+        return {name: v for name, v in stored.items() if name not in LATER_FIELDS or v != fields[name].default}
+
     @property
     def query_width(self) -> int:
         """Width of all query heads together."""
@@ -134,8 +145,10 @@ def params_of_layer(shape: ModelShape) -> int:
 
 
 def num_parameters(shape: ModelShape, embeddings: bool = True) -> int:
-    """Return the exact number of trainable parameters; without `embeddings`, both embedding matrices, and
-    those of values, are excluded."""
+    """Return the exact number of trainable parameters.
+
+    Without `embeddings`, both embedding matrices and the value embeddings are excluded.
+    """
     body = shape.num_layers * params_of_layer(shape) + shape.d_model
     matrices = 1 if shape.tie_embeddings else 2
     return body + (matrices * shape.vocab_size * shape.d_model + value_parameters(shape) if embeddings else 0)
@@ -149,6 +162,11 @@ def value_parameters(shape: ModelShape) -> int:
 def sized_parameters(shape: ModelShape) -> int:
     """Return the number of parameters that a scaling law counts: all but the value embeddings."""
     return num_parameters(shape) - value_parameters(shape)
+
+
+def counted_parameters(shape: ModelShape, embeddings: bool) -> int:
+    """Return the number of parameters N by the rule of a scaling law, with the two embedding matrices or without."""
+    return sized_parameters(shape) if embeddings else num_parameters(shape, False)
 
 
 def padded_columns(columns: int, cuda: bool) -> int:
@@ -173,8 +191,12 @@ def flops_per_token(shape: ModelShape, seq_len: int, logits: bool = True) -> int
         # The projection of the distances, which have no gradient, and a third product with the scores.
         layer += 4 * shape.d_model * shape.query_width + 6 * shape.query_width * seq_len
     head = shape.vocab_size * shape.d_model if logits else 0
-    keys = sum(_keys_of(shape.window_of(index), seq_len) for index in range(shape.num_layers))
-    return shape.num_layers * layer + 6 * head + 12 * shape.query_width * keys
+    return shape.num_layers * layer + 6 * head + 12 * shape.query_width * counted_keys(shape, seq_len)
+
+
+def counted_keys(shape: ModelShape, seq_len: int) -> int:
+    """Return the keys of a query that FLOPs count, summed over all layers."""
+    return sum(_keys_of(shape.window_of(layer), seq_len) for layer in range(shape.num_layers))
 
 
 def _keys_of(window: int | None, seq_len: int) -> int:
@@ -193,7 +215,7 @@ def choose_shape(num_params: float, vocab_size: int, plan: PlanConfig) -> ModelS
     shapes = list(_shapes(num_params, vocab_size, plan, bool(tied)))
     best = _best(shapes, num_params)
     # Source: Liu et al. 2024 (MobileLLM), arXiv 2402.14905, section 2.2.
-    if tied is None and 2 * vocab_size * best.d_model > TIED_SHARE * num_parameters(best):
+    if tied is None and 2 * vocab_size * best.d_model > TIED_SHARE * sized_parameters(best):
         best = _best(list(_shapes(num_params, vocab_size, plan, True)), num_params)
     return best
 
@@ -209,13 +231,13 @@ def aspect(num_params: float) -> float:
 
 def _best(shapes: list[ModelShape], num_params: float) -> ModelShape:
     def distance_to(shape: ModelShape) -> float:
-        size = math.log(num_parameters(shape) / num_params)
+        size = math.log(sized_parameters(shape) / num_params)
         proportions = math.log(shape.d_model / shape.num_layers / aspect(num_params))
         return math.hypot(size / SIZE_UNIT, proportions / ASPECT_UNIT)
 
     best = min(shapes, key=distance_to)
     # Hidden widths rise in large steps, so a wide model may have to deviate from the aspect ratio.
-    near = [shape for shape in shapes if abs(num_parameters(shape) / num_params - 1) <= MAX_SIZE_ERROR]
+    near = [shape for shape in shapes if abs(sized_parameters(shape) / num_params - 1) <= MAX_SIZE_ERROR]
     return min(near, key=distance_to) if near and best.d_model >= WIDE_MODEL else best
 
 
@@ -228,14 +250,15 @@ def _shapes(num_params: float, vocab_size: int, plan: PlanConfig, tied: bool) ->
             f"{plan.num_heads}, num_kv_heads = {plan.num_kv_heads}, head_dim = {plan.head_dim}. Lower these values in "
             "[plan], or set plan.d_model."
         )
+    grouped = plan.recipe is None or num_params >= ALL_KEY_HEADS
     for num_layers in [plan.num_layers] if plan.num_layers else range(2, MAX_LAYERS + 1):
         low, high = 0, len(widths) - 1
         while low < high:
             middle = (low + high + 1) // 2
-            size = num_parameters(_shape(vocab_size, num_layers, widths[middle], plan, tied))
+            size = sized_parameters(_shape(vocab_size, num_layers, widths[middle], plan, tied, grouped))
             low, high = (middle, high) if size <= num_params else (low, middle - 1)
         for width in widths[low : low + 2]:
-            yield _shape(vocab_size, num_layers, width, plan, tied)
+            yield _shape(vocab_size, num_layers, width, plan, tied, grouped)
 
 
 def _head_dim(d_model: int) -> int:
@@ -251,12 +274,12 @@ def _heads_fit(d_model: int, plan: PlanConfig) -> bool:
     return not rest and heads % (plan.num_kv_heads or (8 if heads >= 32 else 4 if heads >= 16 else 2)) == 0
 
 
-def _shape(vocab_size: int, num_layers: int, d_model: int, plan: PlanConfig, tied: bool) -> ModelShape:
+def _shape(vocab_size: int, num_layers: int, d_model: int, plan: PlanConfig, tied: bool, grouped: bool) -> ModelShape:
     num_heads = plan.num_heads or max(1, d_model // (plan.head_dim or _head_dim(d_model)))
-    # A quarter of the heads, at most eight and, if it divides them, at least two, so that a tensor axis can split them.
+    # Grouped: a quarter of the heads, at most eight and, if it divides them, at least two, which a tensor axis can split.
     # Sources: Ainslie et al. 2023, arXiv 2305.13245, section 3.3; Llama 3, arXiv 2407.21783, table 3 (eight to 405 B).
     divisors = [heads for heads in (1, 2, 4, 8) if heads <= max(2, num_heads // 4) and num_heads % heads == 0]
-    num_kv_heads = plan.num_kv_heads or divisors[-1]
+    num_kv_heads = plan.num_kv_heads or (divisors[-1] if grouped else num_heads)
     # 4·d, or two thirds of it so that three matrices have as many weights as two.
     # Source: Shazeer 2020, arXiv 2002.05202, 3.
     gated = (
@@ -264,7 +287,7 @@ def _shape(vocab_size: int, num_layers: int, d_model: int, plan: PlanConfig, tie
         if d_model >= WIDE_MODEL
         else -(-8 * d_model // 3 // 16) * 16
     )
-    ffw = 4 * d_model if plan.activation == "gelu" else gated
+    ffw = gated if plan.activation == "swiglu" else 4 * d_model
     problems = []
     if plan.head_dim is None and (d_model % num_heads or d_model // num_heads % 2):
         problems.append(("an even d_model / num_heads", f"{d_model} / {num_heads}", "num_heads"))

@@ -121,9 +121,7 @@ class Block(nn.Module):
             y_BTD = checkpoint(self._layer, *inputs, use_reentrant=False, preserve_rng_state=False)
         return y_BTD
 
-    def _layer(
-        self, x_BTD: Tensor, mask: AttentionMask, first_BTD: Tensor | None, added_BTC: Tensor | None
-    ) -> Tensor:
+    def _layer(self, x_BTD: Tensor, mask: AttentionMask, first_BTD: Tensor | None, added_BTC: Tensor | None) -> Tensor:
         if self.mix_stream is not None and self.mix_first is not None:
             x_BTD = self.mix_stream(x_BTD) + self.mix_first(first_BTD)
         x_BTD = x_BTD + self.attention(self.attention_norm(x_BTD), mask, added_BTC)
@@ -205,10 +203,10 @@ class Transformer(nn.Module):
         documents = None if documents_BT is None else RowDocuments(documents_BT, starts_N, compute_dtype(x_BTD))
         masks = self._masks(x.shape[1], documents, x_BTD)
         first_BTD = F.rms_norm(x_BTD, x_BTD.shape[-1:]) if self.shape.residual_mixing else None
-        values = self._value_embeddings(x if self.embedding is not None else ids_BT)
+        ids_BT = x if self.embedding is not None else ids_BT
         for number, block in self.blocks.items():
             mask = masks[self.shape.window_of(int(number))]
-            x_BTD = self._run_layer(block, x_BTD, mask, first_BTD, values.get(number))
+            x_BTD = self._run_layer(block, x_BTD, mask, first_BTD, self._values_of(number, ids_BT))
         if self.norm is None:
             return x_BTD
         x_BTD = self.norm(x_BTD)
@@ -226,10 +224,12 @@ class Transformer(nn.Module):
             for window in dict.fromkeys(self.shape.window_of(int(number)) for number in self.blocks)
         }
 
-    def _value_embeddings(self, ids_BT: Tensor | None) -> dict[str, Tensor]:
-        """Return the value embeddings of the ids, (B, T, C), by the numbers of the layers that have them."""
-        tables = {} if self.value_embeddings is None else dict(self.value_embeddings.items())
-        return {number: table(ids_BT) for number, table in tables.items()}
+    def _values_of(self, layer: str, ids_BT: Tensor | None) -> Tensor | None:
+        """Return the value embeddings of the ids in a layer, (B, T, C); None if the layer has none."""
+        if self.value_embeddings is None or layer not in self.value_embeddings:
+            return None
+        values_BTC: Tensor = self.value_embeddings[layer](ids_BT)
+        return values_BTC
 
     def _run_layer(self, block: nn.Module, x_BTD: Tensor, mask: AttentionMask, *inputs: Tensor | None) -> Tensor:
         y_BTD: Tensor
@@ -302,8 +302,8 @@ def build_model(
 def initial_weight(name: str, size: torch.Size, shape: ModelShape, seed: int) -> Tensor:
     """Return the initial value of one parameter, float32 on the CPU, a function of (seed, name, size) alone.
 
-    Gains are 1 and biases 0, and so are the gains of residual mixing for the token embeddings. Matrices are normal with deviation sqrt(2 / 5D). Matrices that write into the residual
-    stream are divided by sqrt(2 * layers).
+    Gains are 1, but for token embeddings in residual mixing 0; biases are 0. Matrices are normal with deviation
+    sqrt(2 / 5D). Matrices that write into the residual stream are divided by sqrt(2 * layers).
     Sources: Nguyen 2019, 1910.05895, 2.2 (small init); Radford 2019 (GPT-2), 2.3.
     """
     if name.endswith(("bias", "mix_first.weight")):

@@ -222,9 +222,7 @@ class VocabularyParallelLoss(HeadLoss):
     """The loss for a vocabulary and a residual stream that are split over the ranks of a mesh."""
 
     def __init__(self, head: HeadLoss, mesh: DeviceMesh):
-        super().__init__(
-            head.z_loss, head.chunk_tokens, fused=head.fused, multiple=head.multiple, softcap=head.softcap
-        )
+        super().__init__(head.z_loss, head.chunk_tokens, fused=head.fused, multiple=head.multiple, softcap=head.softcap)
         self._mesh = mesh
 
     def __call__(self, x_BTD: Tensor, weight_VD: Tensor, targets_BT: Tensor, sources_B: Tensor | None) -> Tensor:
