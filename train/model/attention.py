@@ -147,14 +147,14 @@ def attend(q_BHTK: Tensor, k_BGTK: Tensor, v_BGTK: Tensor, mask: AttentionMask) 
     """Return scaled dot-product attention, (B, H, T, K), from the fastest kernel for the device and the mask."""
     grouped, mask_B1TT = q_BHTK.shape[1] != k_BGTK.shape[1], mask.mask_B1TT
     if mask.starts_N is not None:
-        return attend_varlen(q_BHTK, k_BGTK, v_BGTK, mask.starts_N, (mask.causal, mask.window))
+        return attend_varlen(q_BHTK, k_BGTK, v_BGTK, mask.starts_N, mask.causal, mask.window)
     if isinstance(mask.blocks, BlockMask):
         y_BHTK: Tensor = _flex(q_BHTK.device.type)(q_BHTK, k_BGTK, v_BGTK, block_mask=mask.blocks, enable_gqa=grouped)
         return y_BHTK
     # Up to two tiles gain nothing (4 heads of 24, 8 rows of 256: 0.99 of a step's time on one core, 1.03 on two).
     long = mask.causal and mask_B1TT is None and q_BHTK.shape[2] > 2 * MAX_TILE_QUERIES
     if q_BHTK.device.type == "cpu" and (long or mask.blocks is not None or mask.window is not None):
-        return attend_in_tiles(q_BHTK, k_BGTK, v_BGTK, mask.blocks, (mask.causal, mask.window))
+        return attend_in_tiles(q_BHTK, k_BGTK, v_BGTK, mask.blocks, mask.causal, mask.window)
     return F.scaled_dot_product_attention(
         q_BHTK, k_BGTK, v_BGTK, attn_mask=mask_B1TT, is_causal=mask_B1TT is None and mask.causal, enable_gqa=grouped
     )
@@ -214,7 +214,7 @@ class Attention(nn.Module):
         k_BTGK = self.key(x_BTD).unflatten(-1, (-1, self.head_dim))
         v_BTGK = self.value(x_BTD).unflatten(-1, (-1, self.head_dim))
         if added_BTC is not None:
-            v_BTGK = v_BTGK + added_BTC.unflatten(-1, (-1, self.head_dim)).type_as(v_BTGK)
+            v_BTGK = v_BTGK + added_BTC.view_as(v_BTGK).type_as(v_BTGK)
         if self.query_norm is not None and self.key_norm is not None:
             # Under autocast a norm with float32 gains returns float32, and the three must have the same dtype.
             q_BTHK, k_BTGK = (

@@ -36,14 +36,18 @@ class Tile(NamedTuple):
 
 
 def attend_in_tiles(
-    q_BHTK: Tensor, k_BGTK: Tensor, v_BGTK: Tensor, documents_BT: Tensor | None, limits: tuple[bool, int | None]
+    q_BHTK: Tensor,
+    k_BGTK: Tensor,
+    v_BGTK: Tensor,
+    documents_BT: Tensor | None,
+    causal: bool,
+    window: int | None = None,
 ) -> Tensor:
     """Return the attention output within documents, (B, H, T, K).
 
-    `documents_BT`: document number of each position; None = every row is one document. `limits`: whether attention is
-    causal, and the number of latest positions that a causal query attends to (None = all).
+    `documents_BT`: document number of each position; None = every row is one document. `window`: number of latest
+    positions that a causal query attends to; None = all.
     """
-    causal, window = limits
     y_BHTK: Tensor = _forward(q_BHTK, k_BGTK, v_BGTK, documents_BT, causal, window or 0)[0]
     return y_BHTK
 

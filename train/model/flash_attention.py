@@ -112,14 +112,13 @@ def load_flash_4() -> tuple[Kernel, Kernel]:
 
 
 def attend_varlen(
-    q_BHTK: Tensor, k_BGTK: Tensor, v_BGTK: Tensor, starts_D: Tensor, limits: tuple[bool, int | None]
+    q_BHTK: Tensor, k_BGTK: Tensor, v_BGTK: Tensor, starts_D: Tensor, causal: bool, window: int | None = None
 ) -> Tensor:
     """Return FlashAttention's output within documents, (B, H, T, K).
 
-    `starts_D`: offset of each document's start in the concatenated rows, then their end, int32. `limits`: whether
-    attention is causal, and the number of latest positions that a causal query attends to (None = all).
+    `starts_D`: offset of each document's start in the concatenated rows, then their end, int32. `window`: number of
+    latest positions that a causal query attends to; None = all.
     """
-    causal, window = limits
     rows, length = q_BHTK.shape[0], q_BHTK.shape[2]
     q_NHK, k_NGK, v_NGK = (x.transpose(1, 2).flatten(0, 1) for x in (q_BHTK, k_BGTK, v_BGTK))
     # The row length in place of the longest document's length, which would become a constant of the compiled graph. The

@@ -82,16 +82,16 @@ class ModelShape(BaseModel):
     """True if queries and keys go through an RMSNorm of head_dim weights each."""
     tie_embeddings: bool
     """True if the output projection is the input embedding."""
-    value_embeddings: int = Field(0, ge=0)
+    value_embeddings: int = Field(default=0, ge=0)
     """Every n-th layer, counted from the last, adds a learned vector of the token to its values; 0 = no layer."""
     residual_mixing: bool = False
     """True if each layer starts from a weighted sum of the residual stream and the token embeddings."""
     window_pattern: str = ""
     """Attention of the layers in turn: S = the latest `window` positions, L = all; empty = all. The last layer has
     all."""
-    window: int | None = Field(None, ge=1)
+    window: int | None = Field(default=None, ge=1)
     """Number of latest positions, its own included, that a query of a layer S attends to; None = no such layer."""
-    logit_softcap: float | None = Field(None, gt=0)
+    logit_softcap: float | None = Field(default=None, gt=0)
     """Bound of the logits z, which become cap · tanh(z / cap); None = no bound."""
 
     @model_serializer(mode="wrap")
@@ -276,7 +276,7 @@ def _heads_fit(d_model: int, plan: PlanConfig) -> bool:
 
 def _shape(vocab_size: int, num_layers: int, d_model: int, plan: PlanConfig, tied: bool, grouped: bool) -> ModelShape:
     num_heads = plan.num_heads or max(1, d_model // (plan.head_dim or _head_dim(d_model)))
-    # Grouped: a quarter of the heads, at most eight and, if it divides them, at least two, which a tensor axis can split.
+    # Grouped: a quarter of the heads, at most eight and, if possible, at least two, so that a tensor axis can split them.
     # Sources: Ainslie et al. 2023, arXiv 2305.13245, section 3.3; Llama 3, arXiv 2407.21783, table 3 (eight to 405 B).
     divisors = [heads for heads in (1, 2, 4, 8) if heads <= max(2, num_heads // 4) and num_heads % heads == 0]
     num_kv_heads = plan.num_kv_heads or (divisors[-1] if grouped else num_heads)
