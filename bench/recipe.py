@@ -85,7 +85,7 @@ WITHOUT: Mapping[str, Changes] = {
     "polar_express": {"optim.muon_coefficients": "jordan"},
 }
 """The settings that remove a part from the modern recipe. Muon itself is removed with the rate of AdamW."""
-RATES = (4e-3, 8e-3, 1.6e-2)
+RATES = (4e-3, 8e-3, 1.6e-2, 3.2e-2)
 
 
 @dataclass(frozen=True)
