@@ -24,9 +24,10 @@ from schemas.text import format_short, text_table
 from schemas.tokens import Dataset, open_dataset
 from schemas.versions import attach_run
 from train.checkpoint.folder import local_path
+from train.config.recipe import with_recipe
 from train.config.settings import SECTIONS, Settings, load_settings
 from train.data.order import heldout_streams
-from train.model.shape import choose_shape, num_parameters
+from train.model.shape import choose_shape, sized_parameters
 from train.monitor.metrics import METRICS_NAME
 from train.plan.ladder import LEAST_STEPS, RANGE, ProxyRun, plan_proxies, sizes_of, smallest_size
 from train.plan.make_plan import make_plan
@@ -88,7 +89,7 @@ def ladder_command(arguments: Arguments) -> int:
     dataset = open_dataset(run)
     shared, left_out = shared_recipe(run, arguments.overrides)
     recipe = with_shares(shared, dataset)
-    settings = load_settings(recipe, [], f"{run.uri}/{RUN_NAME}")
+    settings = with_recipe(load_settings(recipe, [], f"{run.uri}/{RUN_NAME}"))
     _check(settings, dataset)
     with tempfile.TemporaryDirectory() as scratch:  # a plan may write an index of packed rows
         steps = _planned(Store(scratch), dataset, recipe, arguments)
@@ -154,15 +155,15 @@ def _check(settings: Settings, dataset: Dataset) -> None:
 
 def _planned(scratch: Store, dataset: Dataset, recipe: Recipe, arguments: Arguments) -> list[tuple[ProxyRun, Plan]]:
     """Return the proxy runs and their plans. Raises ConfigError if the dataset is too small for a proxy run."""
-    settings, vocab_size = load_settings(recipe, [], scratch.uri), dataset.tokenizer.vocab_size
+    settings, vocab_size = with_recipe(load_settings(recipe, [], scratch.uri)), dataset.tokenizer.vocab_size
     smallest = arguments.smallest or smallest_size(vocab_size, settings.plan)
 
     def planned(rung: ProxyRun) -> Plan:
-        return make_plan(scratch, dataset, load_settings(recipe, _overrides(rung), scratch.uri))
+        return make_plan(scratch, dataset, with_recipe(load_settings(recipe, _overrides(rung), scratch.uri)))
 
     unique = planned(ProxyRun(round(smallest), 1, 1 << 60)).num_tokens
     params = sizes_of(smallest, arguments.largest, arguments.sizes, unique)
-    sizes = {size: num_parameters(choose_shape(float(size), vocab_size, settings.plan)) for size in params}
+    sizes = {size: sized_parameters(choose_shape(float(size), vocab_size, settings.plan)) for size in params}
     plans = [(rung, planned(rung)) for rung in plan_proxies(sizes, arguments.tokens_per_size, unique)]
     if short_runs := [(rung, plan) for rung, plan in plans if plan.steps < LEAST_STEPS]:
         rung, plan = max(short_runs, key=lambda pair: LEAST_STEPS / pair[1].steps * pair[0].tokens)

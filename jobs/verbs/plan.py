@@ -20,6 +20,7 @@ from schemas.tokens import Dataset, open_dataset
 from schemas.union import describe_union, write_union
 from schemas.versions import DATASET, attach_run, open_run, warn_of_replaced_tables
 from train.checkpoint.folder import check_resumable, list_checkpoints, with_checkpoint_formats
+from train.config.recipe import with_recipe
 from train.config.settings import SECTIONS, Settings, load_settings, settings_of
 from train.plan.layouts import choose_layout
 from train.plan.make_plan import make_plan
@@ -187,7 +188,7 @@ def _settings(run: Store, overrides: Sequence[str], name: str) -> Settings:
     """Return the settings of a run's recipe with overrides applied; after training, with the content of its plan."""
     recipe = stored_recipe(run, overrides, name)
     if not _is_trained(run):
-        return with_checkpoint_formats(run, settings_of(recipe))
+        return with_checkpoint_formats(run, with_recipe(settings_of(recipe)))
     # The plan also holds execution settings that were automatic before the run started on its first devices.
     trained, given = read_plan(run).settings.to_json(), read_run(run).recipe
     values = {

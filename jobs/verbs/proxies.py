@@ -28,12 +28,13 @@ from schemas.tokens import HELDOUT, Dataset, open_dataset
 from schemas.versions import attach_run
 from train.checkpoint.folder import Identity, deciding_settings, identify
 from train.config.plan import PlanConfig
+from train.config.recipe import with_recipe
 from train.config.settings import Settings, settings_of
 from train.data.heldout import OBJECTIVES
 from train.data.order import heldout_streams
 from train.data.shares import weights_of_epochs
 from train.data.stages import NO_SKIPS, stage_lengths
-from train.model.shape import choose_shape, num_parameters
+from train.model.shape import choose_shape, sized_parameters
 from train.monitor.metrics import MANIFEST_NAME, TrainManifest, read_train_manifest
 from train.plan.make_plan import make_plan
 from train.plan.plan import PLAN_NAME, Plan, check_settings_used, read_plan, write_plan
@@ -75,8 +76,11 @@ def plan_proxy(parent: Store, folder: Store, overrides: Sequence[str]) -> Proxy:
             f"{dataset.digest[:12]}. Delete the folder, then run the same command again."
         )
     settings = settings_of(stored_recipe(folder, overrides))
-    if folder.exists(PLAN_NAME):  # the plan of a trained proxy run has the number formats that its device supports
-        settings = settings.with_precisions_of(read_plan(folder).settings.content())
+    stored = read_plan(folder).settings if folder.exists(PLAN_NAME) else None
+    if stored is not None:  # the plan of a trained proxy run has the number formats that its device supports
+        settings = settings.with_precisions_of(stored.content())
+    if stored is None or stored.plan.recipe is not None:
+        settings = with_recipe(settings)
     plan = make_plan(folder, dataset, settings)
     if not folder.exists(PLAN_NAME):
         write_plan(folder, plan)
@@ -202,10 +206,10 @@ def shared_settings(sides: Mapping[str, Store], folder: Store, size: ProxySize) 
     first = {side: _proxy_folder(run, folder, side, 1) for side, run in sides.items()}
     datasets = {side: open_dataset(run) for side, run in sides.items()}
     once = min(sum(dataset.num_tokens().values()) for dataset in datasets.values())
-    sizing = settings_of(stored_recipe(first[WITH], size.overrides)).plan
+    sizing = with_recipe(settings_of(stored_recipe(first[WITH], size.overrides))).plan
     params, _ = default_size(size, once, sizing.min_params)
     if size.params is None:  # the size that the vocabulary and [plan] allow
-        params = float(num_parameters(choose_shape(params, datasets[WITH].tokenizer.vocab_size, sizing)))
+        params = float(sized_parameters(choose_shape(params, datasets[WITH].tokenizer.vocab_size, sizing)))
     fixed = [f"plan.params={params!r}", *NO_EVALUATION]
     if size.tokens is None:
         fixed += ["plan.max_epochs=1.0"]
@@ -291,7 +295,7 @@ def proxy_settings(run: Store, overrides: Sequence[str]) -> Settings:
     recipe = load_recipe(
         proxy_recipe(read_run(run).recipe), [*NO_EVALUATION, *overrides], recipe_sections(), f"{run.uri}/{RUN_NAME}"
     )
-    return settings_of(recipe)
+    return with_recipe(settings_of(recipe))
 
 
 def check_settings(settings: Settings, dataset: Dataset) -> None:
@@ -349,7 +353,7 @@ def proxy_recipe(recipe: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _sized(folder: Store, dataset: Dataset, overrides: Sequence[str]) -> Plan:
-    return make_plan(folder, dataset, settings_of(stored_recipe(folder, overrides)))
+    return make_plan(folder, dataset, with_recipe(settings_of(stored_recipe(folder, overrides))))
 
 
 def default_size(size: ProxySize, once: float, least: int = MIN_PARAMS) -> tuple[float, float]:

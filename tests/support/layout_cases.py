@@ -51,6 +51,12 @@ class Case:
 
 
 TIED, GELU = {"tie_embeddings": True}, {"activation": "gelu", "bias": True, "qk_norm": True, "num_kv_heads": 4}
+PIPED = {
+    **{"activation": "relu2", "qk_norm": True, "value_embeddings": 2, "logit_softcap": 5.0},
+    **{"window_pattern": "SL", "window": 7, "num_kv_heads": 4},
+}
+"""What the modern recipe adds to a model, but for residual mixing, which no pipeline has."""
+MODERN = PIPED | {"residual_mixing": True}
 IN_BF16 = {"train": {"precision": "bf16"}, "bars": (1e-3, 3e-2)}
 """Of bf16 against fp32, whose 16 bits more they allow for: 3e-4 and 3e-3 were seen."""
 IN_FP8 = {
@@ -79,6 +85,9 @@ CASES = {
     "zero bubble": Case(2, {"pipeline": 2, "schedule": "zero_bubble", "data": "zero2", "micro_batch": 3}),
     "recompute what is cheap": Case(2, {"activation_checkpointing": "selective"}),
     "bf16": Case(2, **IN_BF16),
+    "modern x tensor x shard": Case(4, {"tensor": 2}, MODERN | TIED, optim={"z_loss": 1e-2}),
+    "modern x context by keys": Case(2, {"context": 2, "context_by": "keys"}, MODERN),
+    "modern x pipeline": Case(2, {"pipeline": 2, "micro_batch": 3}, PIPED),
 }
 """The cases of every test run: each axis and each way to keep the optimizer state at least once."""
 
@@ -157,6 +166,33 @@ SLOW = {
     "fp8": Case(2, **IN_FP8),
     "fp8, a scale a row": Case(2, **BY_TORCHAO["row"]),
     "fp8, gathered in 8 bits": Case(2, **BY_TORCHAO["gather"]),
+    "modern": Case(1, {}, MODERN),
+    "modern, ddp, recompute all": Case(2, {"data": "ddp", "activation_checkpointing": "full"}, MODERN),
+    "modern, zero1 x 4": Case(4, {"data": "zero1"}, MODERN),
+    "modern, zero2, recompute what is cheap": Case(
+        2, {"data": "zero2", "activation_checkpointing": "selective"}, MODERN
+    ),
+    "modern x hsdp": Case(4, {"replicate": 2, "micro_batch": 1}, MODERN | TIED),
+    "modern x context by heads": Case(2, {"context": 2}, MODERN),
+    "modern x tensor x context": Case(8, {"tensor": 2, "context": 2}, MODERN),
+    "modern, no documents x context by keys": Case(2, {"context": 2, "context_by": "keys"}, MODERN, documents=False),
+    "modern, no documents": Case(2, {}, MODERN, documents=False),
+    "modern, compile": Case(2, {"compile": True}, MODERN),
+    "modern, compile x tensor": Case(2, {"tensor": 2, "compile": True}, MODERN),
+    "modern, compile, ddp, recompute all": Case(
+        2, {"data": "ddp", "compile": True, "activation_checkpointing": "full"}, MODERN
+    ),
+    "modern, offload": Case(2, {"offload": True}, MODERN),
+    "modern x tensor x pipeline": Case(4, {"tensor": 2, "pipeline": 2, "micro_batch": 3}, PIPED | TIED),
+    "modern x zero bubble": Case(
+        2, {"pipeline": 2, "schedule": "zero_bubble", "data": "zero2", "micro_batch": 3}, PIPED
+    ),
+    "modern, bf16": Case(2, shape=MODERN, **IN_BF16),
+    "modern, bf16, ddp": Case(2, {"data": "ddp"}, shape=MODERN, **IN_BF16),
+    "modern, fp8": Case(2, **(IN_FP8 | {"shape": MODERN | {"d_model": 64, "head_dim": 16}})),
+    "modern, normuon x tensor": Case(4, {"tensor": 2}, MODERN, optim={"optimizer": "normuon"}),
+    "normuon, zero1": Case(2, {"data": "zero1"}, optim={"optimizer": "normuon", "muon_coefficients": "polar_express"}),
+    "normuon x hsdp": Case(4, {"replicate": 2}, optim={"optimizer": "normuon"}),
     "z-loss": Case(4, {"tensor": 2}, TIED, optim={"z_loss": 1e-2}),
     "z-loss in a pipeline": Case(2, {"pipeline": 2, "micro_batch": 3}, optim={"z_loss": 1e-2}),
 }

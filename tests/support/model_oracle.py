@@ -40,12 +40,37 @@ def oracle_logits(
     """Return logits (B, T, V) in float64, with gradients for the weights."""
     weights = {name: value.double() for name, value in weights.items()}
     x = weights["embedding.weight"][ids]
+    first = x / (x.square().mean(-1, keepdim=True) + torch.finfo(torch.float32).eps).sqrt()
     for layer in range(shape.num_layers):
         at = {name.split(".", 2)[2]: w for name, w in weights.items() if name.startswith(f"blocks.{layer}.")}
-        x = x + attention(shape, at, norm(x, at["attention_norm.weight"], shape), causal, documents)
+        if shape.residual_mixing:
+            x = x * at["mix_stream.weight"] + first * at["mix_first.weight"]
+        added = weights[f"value_embeddings.{layer}.weight"][ids] if with_values(shape, layer) else 0.0
+        visible = visible_keys(shape, layer, x, causal, documents)
+        x = x + attention(shape, at, norm(x, at["attention_norm.weight"], shape), visible, added)
         x = x + feed_forward(shape, at, norm(x, at["ffn_norm.weight"], shape))
     head = weights["embedding.weight" if shape.tie_embeddings else "head.weight"]
-    return torch.einsum("btd,vd->btv", norm(x, weights["norm.weight"], shape), head)
+    logits = torch.einsum("btd,vd->btv", norm(x, weights["norm.weight"], shape), head)
+    cap = shape.logit_softcap
+    return logits if cap is None else cap * torch.tanh(logits / cap)
+
+
+def with_values(shape: ModelShape, layer: int) -> bool:
+    """Return True if the layer is the last one, or a multiple of `value_embeddings` before it."""
+    every = shape.value_embeddings
+    return every > 0 and layer in range(shape.num_layers - 1, -1, -every)
+
+
+def visible_keys(shape: ModelShape, layer: int, x: Tensor, causal: bool, documents: Tensor | None) -> Tensor:
+    """Return which keys (last dim) each query of a layer attends to, (B, T, T)."""
+    rows, length = x.shape[:2]
+    visible = torch.ones(rows, length, length, dtype=torch.bool)
+    near = layer < shape.num_layers - 1 and (shape.window_pattern * shape.num_layers)[layer : layer + 1] == "S"
+    for query in range(length):
+        for key in range(length):
+            visible[:, query, key] &= not causal or key <= query
+            visible[:, query, key] &= not near or query - key < (shape.window or 0)
+    return visible if documents is None else visible & (documents[:, :, None] == documents[:, None, :])
 
 
 def norm(x: Tensor, gain: Tensor, shape: ModelShape) -> Tensor:
@@ -59,17 +84,19 @@ def linear(at: dict[str, Tensor], name: str, x: Tensor) -> Tensor:
 
 def feed_forward(shape: ModelShape, at: dict[str, Tensor], x: Tensor) -> Tensor:
     up = linear(at, "ffn.up", x)
+    if shape.activation == "relu2":
+        return linear(at, "ffn.down", torch.where(up > 0, up, 0.0) ** 2)
     if shape.activation == "gelu":
         return linear(at, "ffn.down", up * 0.5 * (1 + torch.erf(up / math.sqrt(2))))
     gate = linear(at, "ffn.gate", x)
     return linear(at, "ffn.down", gate / (1 + (-gate).exp()) * up)
 
 
-def attention(shape: ModelShape, at: dict[str, Tensor], x: Tensor, causal: bool, documents: Tensor | None) -> Tensor:
+def attention(shape: ModelShape, at: dict[str, Tensor], x: Tensor, visible: Tensor, added: Tensor | float) -> Tensor:
     length, width = x.shape[1], shape.head_dim
     q = linear(at, "attention.query", x).unflatten(-1, (shape.num_heads, width))
     k = linear(at, "attention.key", x).unflatten(-1, (shape.num_kv_heads, width))
-    v = linear(at, "attention.value", x).unflatten(-1, (shape.num_kv_heads, width))
+    v = (linear(at, "attention.value", x) + added).unflatten(-1, (shape.num_kv_heads, width))
     if shape.qk_norm:
         q, k = (norm(q, at["attention.query_norm.weight"], shape), norm(k, at["attention.key_norm.weight"], shape))
     # Query head h reads key head h // (H / G).
@@ -84,11 +111,6 @@ def attention(shape: ModelShape, at: dict[str, Tensor], x: Tensor, causal: bool,
             for j in range(length):
                 r = linear(at, "attention.relative.distance", sinusoid(i - j, shape.d_model)).view(-1, width)
                 scores[:, :, i, j] += torch.einsum("bhk,hk->bh", q[:, i] + w, r)
-    visible = torch.ones(len(x), length, length, dtype=torch.bool)
-    if causal:
-        visible = visible.tril()
-    if documents is not None:
-        visible = visible & (documents[:, :, None] == documents[:, None, :])
     scores = (scores / math.sqrt(width)).masked_fill(~visible[:, None], -math.inf)
     weights = scores.exp() / scores.exp().sum(-1, keepdim=True)
     return linear(at, "attention.out", torch.einsum("bhij,bjhk->bihk", weights, v).flatten(2))

@@ -28,6 +28,8 @@ class StateBytes(NamedTuple):
     """Bytes for each element of a gain or bias; this state is sharded like the gain or bias."""
     side: int = 0
     """Bytes for each row and each column of a matrix; every rank with a shard of the matrix holds all of this state."""
+    row: int = 0
+    """Bytes for each row of a matrix; every rank with a shard of the matrix holds all of this state."""
 
 
 @dataclass(frozen=True)
@@ -69,6 +71,11 @@ def _muon_workspace(gradient: int, numbers: int, config: "OptimConfig") -> int:
     return 3 * (4 if config.muon_precision == "fp32" else 2) * min(NUMBERS_AT_ONCE, numbers)
 
 
+def _muon_flops(short: int, long: int) -> int:
+    # Each step of the iteration computes three matrix products.
+    return NEWTON_SCHULZ_STEPS * (4 * short * short * long + 2 * short**3)
+
+
 OPTIMIZERS: Mapping[str, DeclaredOptimizer] = {
     "adamw": DeclaredOptimizer(
         rule="train.optim.adam:AdamW",
@@ -92,11 +99,19 @@ OPTIMIZERS: Mapping[str, DeclaredOptimizer] = {
         rule="train.optim.muon:Muon",
         state=StateBytes(matrix=4, vector=0),
         update_bytes=32,
-        settings=("momentum", "muon_precision"),
+        settings=("momentum", "muon_precision", "muon_coefficients"),
         others="adamw",
         workspace=_muon_workspace,
-        # Each step of the iteration computes three matrix products.
-        matrix_flops=lambda short, long: NEWTON_SCHULZ_STEPS * (4 * short * short * long + 2 * short**3),
+        matrix_flops=_muon_flops,
+    ),
+    "normuon": DeclaredOptimizer(
+        rule="train.optim.normuon:NorMuon",
+        state=StateBytes(matrix=4, vector=0, row=4),
+        update_bytes=40,
+        settings=("momentum", "muon_precision", "muon_coefficients", "normuon_beta2"),
+        others="adamw",
+        workspace=_muon_workspace,
+        matrix_flops=_muon_flops,
     ),
 }
 """Every optimizer, by its value of `optim.optimizer`. A new one needs a row here, an update rule and a test."""
@@ -108,7 +123,7 @@ class OptimConfig(Section):
     """The optimizer and its learning rate; the plan replaces values of None."""
 
     optimizer: Literal[tuple(OPTIMIZERS)] = "adamw"  # type: ignore[valid-type]
-    """Update rule. muon: Muon for the matrices of the layers, AdamW for everything else."""
+    """Update rule. muon, normuon: Muon or NorMuon for the matrices of the layers, AdamW for everything else."""
     learning_rate: float | None = Field(None, gt=0)
     """Peak learning rate; None = from the plan, whose rules are for AdamW. Muon works with the same
     rate. LAMB needs a larger one, since its updates are relative to the norm of a matrix (You et al. 2020: 5e-3 for
@@ -147,10 +162,17 @@ class OptimConfig(Section):
     """With Muon: precision of the orthogonalization; auto: bf16 on a CUDA device, fp32 on a CPU. In bf16, as in Jordan
     2024, it is several times as fast on a GPU. But the last bits of a gradient, which differ between layouts, then
     change an update by 1e-2 of its norm instead of 1e-5."""
+    muon_coefficients: Literal["jordan", "polar_express"] = "jordan"
+    """With Muon: polynomials of the orthogonalization. jordan: the same one in each step (Jordan 2024); polar_express:
+    one for each step, which come closer to orthogonal matrices (Amsel et al. 2025, arXiv 2505.16932, section 4)."""
+    normuon_beta2: float = Field(0.95, ge=0, lt=1)
+    """With optimizer = normuon: decay of the mean square of each row's updates. Source: Li et al. 2025, arXiv
+    2510.05491, section 4."""
     clip_norm: float | None = Field(1.0, gt=0)
     """Maximum gradient norm; None = no clipping. Source: Brown et al. 2020, appendix B."""
     z_loss: float = Field(0.0, ge=0)
-    """Weight of (log Z)² added to the cross-entropy. Source: Chowdhery et al. 2022, arXiv 2204.02311, 5 (1e-4)."""
+    """Weight of (log Z)² added to the cross-entropy; every `plan.recipe` sets 1e-5. Sources: Chowdhery et al. 2022,
+    arXiv 2204.02311, 5 (1e-4); OLMo 2, arXiv 2501.00656, section 3.2 (1e-5)."""
     initial_loss_scale: float = Field(65536.0, ge=1, le=2**24)
     """With train.precision = fp16: initial factor of the loss. Source: Micikevicius et al. 2018, arXiv 1710.03740,
     section 3.2."""

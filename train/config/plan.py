@@ -106,6 +106,11 @@ class PlanConfig(Section):
     max_epochs: float = Field(4.0, gt=0)
     """Maximum number of epochs of a source; up to 4, repeated tokens are nearly as good as new. Source: Muennighoff et
     al. 2023, arXiv 2305.16264."""
+    recipe: Literal["llama", "modern"] | None = None
+    """Defaults of model and optimizer for settings that are not set. llama: the model of Llama with normalized queries
+    and keys (`qk_norm`), `optim.z_loss` = 1e-5, and below 1e9 parameters as many key heads as query heads. modern:
+    also relu2, value embeddings, residual mixing, windows, a bound of the logits, and Muon. The guide "The modern
+    recipe" has what each gave. None = llama for a new plan; a plan of an earlier version keeps its defaults."""
     min_params: Annotated[int, BeforeValidator(parse_size)] = Field(200_000, ge=1)
     """Minimum model size [parameters]; a dataset too small for it is repeated, at most max_epochs times."""
     num_layers: int | None = Field(None, ge=1, le=10_000)
@@ -115,20 +120,21 @@ class PlanConfig(Section):
     num_heads: int | None = Field(None, ge=1)
     """Number of query heads; None = from the plan."""
     num_kv_heads: int | None = Field(None, ge=1)
-    """Number of key and value heads, a divisor of num_heads; None = from the plan."""
+    """Number of key and value heads, a divisor of num_heads; None = from the plan: all heads below 1e9 parameters."""
     head_dim: int | None = Field(None, ge=2)
     """Width of a head; None = d_model / num_heads."""
     d_ffw: int | None = Field(None, ge=1)
     """Hidden width of the feed-forward; None = from the plan."""
-    activation: Literal["swiglu", "gelu"] = "swiglu"
-    """Feed-forward: three matrices with a gate, or two. Sources: Shazeer 2020, arXiv 2002.05202; Hendrycks and Gimpel
-    2016, arXiv 1606.08415."""
+    activation: Literal["swiglu", "gelu", "relu2"] = "swiglu"
+    """Feed-forward: three matrices with a gate, or two with GELU or the square of ReLU. Sources: Shazeer 2020, arXiv
+    2002.05202; Hendrycks and Gimpel 2016, arXiv 1606.08415; So et al. 2021, arXiv 2109.08668, section 3."""
     bias: bool = False
     """Add biases to the matrices of the layers."""
     tie_embeddings: bool | None = None
     """Use the same matrix for input and output embedding; None = from the plan."""
     qk_norm: bool = False
-    """Normalize queries and keys per head. Source: Dehghani et al. 2023, arXiv 2302.05442, section 2."""
+    """Normalize queries and keys per head; every `recipe` sets it. Source: Dehghani et al. 2023, arXiv 2302.05442,
+    section 2."""
     positions: Literal["rope", "relative"] = "rope"
     """rope: rotary (Su et al. 2021, arXiv 2104.09864); relative: Transformer-XL's, as in Gopher and Chinchilla (Dai et
     al. 2019, arXiv 1901.02860, section 3.3), which holds all T × T scores of each head in memory."""
@@ -143,6 +149,22 @@ class PlanConfig(Section):
     """With rope_scaling = llama3: the sequence length before the extension [tokens]."""
     norm_eps: float = Field(1e-5, gt=0)
     """Number added to the mean square in RMSNorm."""
+    value_embeddings: int = Field(0, ge=0)
+    """Every n-th layer, counted from the last, adds a learned vector of the token to its values; 0 = no layer. The
+    tables have parameters but no matrix products, so a plan does not count them as part of the model's size.
+    Sources: Zhou et al. 2024, arXiv 2410.17897 (values of an earlier layer); modded-nanogpt, nanochat (tables; n = 2)."""
+    residual_mixing: bool = False
+    """Start each layer from a weighted sum of the residual stream and the normalized token embeddings; the weights are
+    learned, one for each channel. Source: modded-nanogpt and nanochat, which learn one weight for each layer."""
+    window_pattern: str = Field("", pattern="^[SL]*$")
+    """Attention of the layers in turn: S = the latest `window` positions, L = all, so "SSSL" repeats every four
+    layers. The last layer has all positions. Empty = all layers have. Sources: Beltagy et al. 2020, arXiv 2004.05150
+    (windows); OLMo 3, arXiv 2512.13961, and nanochat (three of four layers)."""
+    window: int | None = Field(None, ge=1)
+    """With window_pattern: number of latest positions that a query attends to in a layer S, its own included."""
+    logit_softcap: float | None = Field(None, gt=0)
+    """Bound of the logits z, which become cap · tanh(z / cap); None = no bound. Source: Gemma 2, arXiv 2408.00118,
+    section 2 (30); nanochat has 15."""
     device_memory: int | None = execution(None, ge=1)
     """Memory of a device [bytes], into which a micro-batch must fit; None = unknown, not checked."""
     world_sizes: tuple[PositiveInt, ...] = execution((1, 2, 8, 64), min_length=1)
@@ -167,6 +189,15 @@ class PlanConfig(Section):
             (self.law == "own" and laws == 0, "law = own requires law_file: fit a law with `penstock ladder`"),
             (laws == 2, "law_file and own_law: expected a single law"),
             (self.positions != "rope" and bool(given), f"{', '.join(sorted(given))}: expected positions = rope"),
+            (
+                self.window_pattern.count("S") > 0 and self.window is None,
+                f"window_pattern = {self.window_pattern} requires window",
+            ),
+            (self.window is not None and "S" not in self.window_pattern, "window requires window_pattern with an S"),
+            (
+                self.positions != "rope" and self.window is not None,
+                "window requires positions = rope: relative positions compute all scores",
+            ),
             (self.rope_scaling == "none" and "rope_factor" in given, "rope_factor requires rope_scaling"),
             (
                 self.rope_scaling != "llama3" and "rope_original" in given,

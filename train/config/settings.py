@@ -60,6 +60,11 @@ class Settings(BaseModel):
         }
         if not self.optim.uses("muon_precision"):
             content["optim.muon_precision"] = "fp32"  # unused, and so the same on every device
+        # Without effect, or as in versions that did not have the setting.
+        if not self.optim.uses("muon_coefficients") or self.optim.muon_coefficients == "jordan":
+            del content["optim.muon_coefficients"]
+        if not self.optim.uses("normuon_beta2"):
+            del content["optim.normuon_beta2"]
         if self.train.precision != "fp8":
             del content["train.fp8_scaling"]
         if not self.train.epochs:

@@ -215,6 +215,10 @@ def _beyond_llama(shape: ModelShape) -> Iterator[tuple[bool, str]]:
     yield shape.positions != "rope", f"positions = {shape.positions}"
     yield shape.activation != "swiglu", f"activation = {shape.activation}"
     yield shape.qk_norm, "qk_norm = true"
+    yield shape.value_embeddings > 0, f"value_embeddings = {shape.value_embeddings}"
+    yield shape.residual_mixing, "residual_mixing = true"
+    yield shape.window is not None, f"window_pattern = {shape.window_pattern}"
+    yield shape.logit_softcap is not None, f"logit_softcap = {shape.logit_softcap}"
 
 
 def _names(shape: ModelShape) -> dict[str, str]:

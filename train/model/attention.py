@@ -4,8 +4,8 @@ Documents that share a row do not attend to each other. Each kernel reads that m
 it is the offsets where documents start, for FlexAttention a list of blocks, for the CPU's tiles the document numbers,
 for all others a boolean matrix. The first three neither compute masked blocks nor hold a T × T matrix in memory.
 
-Shape suffixes: B rows, T positions, D width, H query heads, G key-value heads, K head width, L distances, N documents
-or blocks.
+Shape suffixes: B rows, T positions, D width, H query heads, G key-value heads, K head width, C width of all key-value
+heads, L distances, N documents or blocks.
 """
 
 import math
@@ -52,21 +52,24 @@ def uses_blocks(device: torch.device, shape: ModelShape, dtype: torch.dtype) -> 
     return shape.positions == "rope" and device.type == "cpu"
 
 
-def document_mask(documents_BT: Tensor, causal: bool) -> Tensor:
+def document_mask(documents_BT: Tensor, causal: bool, window: int | None = None) -> Tensor:
     """Return the boolean mask within documents, (B, 1, T, T): True where a query may attend to a key.
 
-    A query may attend to the keys of its own document and, if `causal`, to none after itself.
+    A query may attend to the keys of its own document and, if `causal`, to none after itself. `window`: number of
+    latest positions that a causal query attends to; None = all.
     """
     visible_BTT = documents_BT[:, :, None] == documents_BT[:, None, :]
+    if window is not None:
+        visible_BTT = visible_BTT.triu(1 - window)
     return (visible_BTT.tril() if causal else visible_BTT)[:, None]
 
 
-def document_blocks(documents_BT: Tensor, causal: bool) -> BlockMask | Tensor:
+def document_blocks(documents_BT: Tensor, causal: bool, window: int | None = None) -> BlockMask | Tensor:
     """Return `document_mask` in the form that the device's kernel reads: document numbers (CPU) or blocks (CUDA)."""
-    return documents_BT if documents_BT.device.type == "cpu" else flex_block_mask(documents_BT, causal)
+    return documents_BT if documents_BT.device.type == "cpu" else flex_block_mask(documents_BT, causal, window)
 
 
-def flex_block_mask(documents_BT: Tensor, causal: bool) -> BlockMask:
+def flex_block_mask(documents_BT: Tensor, causal: bool, window: int | None = None) -> BlockMask:
     """Return `document_mask` as blocks for FlexAttention, without making the T × T matrix."""
     length = documents_BT.shape[1]
     num_blocks = -(-length // BLOCK)
@@ -79,10 +82,15 @@ def flex_block_mask(documents_BT: Tensor, causal: bool) -> BlockMask:
     whole_BNN = some_BNN & single_BN[:, :, None] & single_BN[:, None, :]
     if causal:
         some_BNN, whole_BNN = some_BNN.tril(), whole_BNN.tril(-1)
+    reach = length if window is None else window
+    if window is not None:
+        # The nearest query and key of two blocks are BLOCK - 1 closer than the blocks, the farthest as much farther.
+        some_BNN = some_BNN.triu(-((window + BLOCK - 2) // BLOCK))
+        whole_BNN = whole_BNN.triu(-((window - BLOCK) // BLOCK))
 
     def is_visible(row: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         same = documents_BT[row, query] == documents_BT[row, key]
-        return same & (query >= key) if causal else same
+        return same & (query >= key) & (query - key < reach) if causal else same
 
     partial, whole = _list_blocks(some_BNN & ~whole_BNN), _list_blocks(whole_BNN)
     return BlockMask.from_kv_blocks(*partial, *whole, BLOCK, is_visible, (length, length))
@@ -124,6 +132,9 @@ class AttentionMask:
     """`mask_B1TT` in the form of FlashAttention: offsets of document starts in the concatenated rows, and their end.
 
     At most one of the three is not None."""
+    window: int | None = None
+    """Number of latest positions that a causal query attends to, itself included; None = all. A boolean or additive
+    matrix, or blocks of FlexAttention, contain this limit already."""
     distances_LD: Tensor | None = None
     """Sinusoids of the distances from T - 1 down to -1 (`causal`) or -T, float32; None without relative positions."""
 
@@ -136,14 +147,14 @@ def attend(q_BHTK: Tensor, k_BGTK: Tensor, v_BGTK: Tensor, mask: AttentionMask) 
     """Return scaled dot-product attention, (B, H, T, K), from the fastest kernel for the device and the mask."""
     grouped, mask_B1TT = q_BHTK.shape[1] != k_BGTK.shape[1], mask.mask_B1TT
     if mask.starts_N is not None:
-        return attend_varlen(q_BHTK, k_BGTK, v_BGTK, mask.starts_N, mask.causal)
+        return attend_varlen(q_BHTK, k_BGTK, v_BGTK, mask.starts_N, mask.causal, mask.window)
     if isinstance(mask.blocks, BlockMask):
         y_BHTK: Tensor = _flex(q_BHTK.device.type)(q_BHTK, k_BGTK, v_BGTK, block_mask=mask.blocks, enable_gqa=grouped)
         return y_BHTK
     # Up to two tiles gain nothing (4 heads of 24, 8 rows of 256: 0.99 of a step's time on one core, 1.03 on two).
     long = mask.causal and mask_B1TT is None and q_BHTK.shape[2] > 2 * MAX_TILE_QUERIES
-    if q_BHTK.device.type == "cpu" and (long or mask.blocks is not None):
-        return attend_in_tiles(q_BHTK, k_BGTK, v_BGTK, mask.blocks, mask.causal)
+    if q_BHTK.device.type == "cpu" and (long or mask.blocks is not None or mask.window is not None):
+        return attend_in_tiles(q_BHTK, k_BGTK, v_BGTK, mask.blocks, mask.causal, mask.window)
     return F.scaled_dot_product_attention(
         q_BHTK, k_BGTK, v_BGTK, attn_mask=mask_B1TT, is_causal=mask_B1TT is None and mask.causal, enable_gqa=grouped
     )
@@ -194,11 +205,16 @@ class Attention(nn.Module):
         self.relative = RelativeAttention(shape) if shape.positions == "relative" else None
         self.core: AttentionFunction = attend
 
-    def forward(self, x_BTD: Tensor, mask: AttentionMask) -> Tensor:
-        """Return the attention output of each position, (B, T, D)."""
+    def forward(self, x_BTD: Tensor, mask: AttentionMask, added_BTC: Tensor | None = None) -> Tensor:
+        """Return the attention output of each position, (B, T, D).
+
+        `added_BTC`: value embeddings of the positions, added to the values of all heads; None = none.
+        """
         q_BTHK = self.query(x_BTD).unflatten(-1, (-1, self.head_dim))
         k_BTGK = self.key(x_BTD).unflatten(-1, (-1, self.head_dim))
         v_BTGK = self.value(x_BTD).unflatten(-1, (-1, self.head_dim))
+        if added_BTC is not None:
+            v_BTGK = v_BTGK + added_BTC.view_as(v_BTGK).type_as(v_BTGK)
         if self.query_norm is not None and self.key_norm is not None:
             # Under autocast a norm with float32 gains returns float32, and the three must have the same dtype.
             q_BTHK, k_BTGK = (

@@ -111,20 +111,24 @@ def load_flash_4() -> tuple[Kernel, Kernel]:
     return kernels
 
 
-def attend_varlen(q_BHTK: Tensor, k_BGTK: Tensor, v_BGTK: Tensor, starts_D: Tensor, causal: bool) -> Tensor:
+def attend_varlen(
+    q_BHTK: Tensor, k_BGTK: Tensor, v_BGTK: Tensor, starts_D: Tensor, causal: bool, window: int | None = None
+) -> Tensor:
     """Return FlashAttention's output within documents, (B, H, T, K).
 
-    `starts_D`: offset of each document's start in the concatenated rows, then their end, int32.
+    `starts_D`: offset of each document's start in the concatenated rows, then their end, int32. `window`: number of
+    latest positions that a causal query attends to; None = all.
     """
     rows, length = q_BHTK.shape[0], q_BHTK.shape[2]
     q_NHK, k_NGK, v_NGK = (x.transpose(1, 2).flatten(0, 1) for x in (q_BHTK, k_BGTK, v_BGTK))
     # The row length in place of the longest document's length, which would become a constant of the compiled graph. The
     # kernels only set the size of their grid by it.
-    if KERNELS_4.forward is not None and q_BHTK.shape[3] in FLASH_4_HEADS:
+    # Version 4 was never run with a window, so torch's own kernels compute layers that have one.
+    if KERNELS_4.forward is not None and q_BHTK.shape[3] in FLASH_4_HEADS and window is None:
         y_NHK, _ = _forward(q_NHK, k_NGK, v_NGK, starts_D, length, causal)
     else:
-        window = (-1, 0) if causal else (-1, -1)
-        y_NHK = varlen_attn(q_NHK, k_NGK, v_NGK, starts_D, starts_D, length, length, window_size=window, **_GROUPED)
+        size = (-1 if window is None else window - 1, 0) if causal else (-1, -1)
+        y_NHK = varlen_attn(q_NHK, k_NGK, v_NGK, starts_D, starts_D, length, length, window_size=size, **_GROUPED)
     y_BHTK: Tensor = y_NHK.unflatten(0, (rows, length)).transpose(1, 2)
     return y_BHTK
 

@@ -30,8 +30,16 @@ from train.model.attention import compute_dtype
 #
 # Shape suffixes: n tokens of a chunk (m: those of them in use), V vocabulary (of this rank).
 
-SumsFunction = Callable[[Tensor, Tensor], tuple[Tensor, Tensor, Tensor]]
-GradientFunction = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], None]
+SumsFunction = Callable[[Tensor, Tensor, float | None], tuple[Tensor, Tensor, Tensor]]
+GradientFunction = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, float | None], None]
+
+
+def capped(logits: Tensor, cap: float | None) -> Tensor:
+    """Return cap · tanh(logits / cap), whose magnitude is below `cap`; without a cap, the logits.
+
+    Source: Gemma Team 2024 (Gemma 2), arXiv 2408.00118, section 2.
+    """
+    return logits if cap is None else cap * torch.tanh(logits / cap)
 
 
 @dataclass(frozen=True)
@@ -47,11 +55,12 @@ class VocabularyPart:
 class PlainChunkLoss:
     """The loss of a chunk of logits in eager operations, in place as far as possible."""
 
-    def __init__(self, logits_nV: Tensor, part: VocabularyPart | None):
-        """`part`: the rows of the output matrix on this rank; None = all rows."""
-        self._logits_nV, self._part = logits_nV, part
+    def __init__(self, logits_nV: Tensor, part: VocabularyPart | None, cap: float | None):
+        """`part`: the rows of the output matrix on this rank; None = all rows. `cap`: bound of the logits."""
+        self._logits_nV, self._part, self._cap = logits_nV, part, cap
         wide = torch.promote_types(logits_nV.dtype, torch.float32)
         self._wide_nV = logits_nV if logits_nV.dtype == wide else torch.empty_like(logits_nV, dtype=wide)
+        self._slopes_nV = torch.empty_like(self._wide_nV) if cap is not None else None
         self._sums_m = self._own_m = self._columns_m1 = logits_nV.new_empty(0)
 
     def losses(self, targets_m: Tensor) -> tuple[Tensor, Tensor]:
@@ -60,6 +69,10 @@ class PlainChunkLoss:
         powers_mV = self._wide_nV[row]
         if self._wide_nV is not self._logits_nV:
             powers_mV.copy_(self._logits_nV[row])
+        if self._cap is not None and self._slopes_nV is not None:
+            powers_mV.div_(self._cap).tanh_()
+            torch.addcmul(powers_mV.new_ones(()), powers_mV, powers_mV, value=-1, out=self._slopes_nV[row])
+            powers_mV.mul_(self._cap)
         columns_m, self._own_m = _target_columns(targets_m, powers_mV.shape[1], self._part)
         self._columns_m1 = columns_m[:, None]
         at_target_m = powers_mV.gather(1, self._columns_m1)[:, 0].masked_fill_(~self._own_m, 0.0)
@@ -76,6 +89,8 @@ class PlainChunkLoss:
         row = slice(len(shares_m))
         powers_mV = self._wide_nV[row].mul_((shares_m / self._sums_m)[:, None])
         powers_mV.scatter_add_(1, self._columns_m1, -(factors_m * self._own_m)[:, None])
+        if self._slopes_nV is not None:
+            powers_mV.mul_(self._slopes_nV[row])
         if self._wide_nV is not self._logits_nV:
             self._logits_nV[row].copy_(powers_mV)
 
@@ -83,9 +98,9 @@ class PlainChunkLoss:
 class FusedChunkLoss:
     """The loss of a chunk of logits in two compiled functions."""
 
-    def __init__(self, logits_nV: Tensor, part: VocabularyPart | None):
-        """`part`: the rows of the output matrix on this rank; None = all rows."""
-        self._logits_nV, self._part = logits_nV, part
+    def __init__(self, logits_nV: Tensor, part: VocabularyPart | None, cap: float | None):
+        """`part`: the rows of the output matrix on this rank; None = all rows. `cap`: bound of the logits."""
+        self._logits_nV, self._part, self._cap = logits_nV, part, cap
         self._columns_n = self._log_z_n = logits_nV.new_empty(0)
 
     def losses(self, targets_m: Tensor) -> tuple[Tensor, Tensor]:
@@ -94,7 +109,7 @@ class FusedChunkLoss:
         # Always the whole chunk, to avoid recompilation.
         targets_n = F.pad(targets_m, (0, size - number), value=IGNORED) if number < size else targets_m
         columns_n, own_n = _target_columns(targets_n, self._logits_nV.shape[1], self._part)
-        most_n, sums_n, at_target_n = compiled_functions()[0](self._logits_nV, columns_n)
+        most_n, sums_n, at_target_n = compiled_functions()[0](self._logits_nV, columns_n, self._cap)
         at_target_n = at_target_n.masked_fill(~own_n, 0.0)
         if self._part is not None:
             whole_n = most_n.clone()
@@ -108,28 +123,36 @@ class FusedChunkLoss:
         """Overwrite the logits with their gradient; call `losses` first."""
         padding = len(self._logits_nV) - len(shares_m)
         shares_n, factors_n = (F.pad(x, (0, padding)) if padding else x for x in (shares_m, factors_m))
-        compiled_functions()[1](self._logits_nV, self._log_z_n, shares_n, self._columns_n, factors_n)
+        compiled_functions()[1](self._logits_nV, self._log_z_n, shares_n, self._columns_n, factors_n, self._cap)
 
 
-def softmax_sums(logits_nV: Tensor, columns_n: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return each token's largest logit, sum of exp(logit - largest), and logit in column `columns_n`, in float32."""
-    wide_nV = logits_nV.to(torch.promote_types(logits_nV.dtype, torch.float32))
+def softmax_sums(logits_nV: Tensor, columns_n: Tensor, cap: float | None) -> tuple[Tensor, Tensor, Tensor]:
+    """Return each token's largest logit, sum of exp(logit - largest), and logit in column `columns_n`, in float32.
+
+    `cap`: bound of the logits, as in `capped`; None = no bound.
+    """
+    wide_nV = capped(logits_nV.to(torch.promote_types(logits_nV.dtype, torch.float32)), cap)
     # With the dim kept, torch's compiler recognizes a softmax, and fuses both into one pass on a GPU.
     most_n1 = wide_nV.amax(1, keepdim=True)
     sums_n1 = (wide_nV - most_n1).exp().sum(1, keepdim=True)
-    at_column_n1 = logits_nV.gather(1, columns_n[:, None]).to(wide_nV.dtype)
+    # The column of the stored logits, so that the compiler need not keep the wide ones.
+    at_column_n1 = capped(logits_nV.gather(1, columns_n[:, None]).to(wide_nV.dtype), cap)
     return most_n1.squeeze(1), sums_n1.squeeze(1), at_column_n1.squeeze(1)
 
 
-def write_gradient(logits_nV: Tensor, log_z_n: Tensor, shares_n: Tensor, columns_n: Tensor, factors_n: Tensor) -> None:
+def write_gradient(
+    logits_nV: Tensor, log_z_n: Tensor, shares_n: Tensor, columns_n: Tensor, factors_n: Tensor, cap: float | None
+) -> None:
     """Overwrite the logits with their gradient: exp(logit − log Z) · share, minus the factor in column `columns_n`.
 
-    `columns_n`: column of each token's target; −1 = no column on this rank.
+    `columns_n`: column of each token's target; −1 = no column on this rank. `cap`: bound of the logits, as in `capped`.
     """
     columns_V = torch.arange(logits_nV.shape[1], device=logits_nV.device)
     at_target_nV = torch.where(columns_V == columns_n[:, None], factors_n[:, None], 0.0)
-    powers_nV = (logits_nV.to(log_z_n.dtype) - log_z_n[:, None]).exp()
-    logits_nV.copy_(powers_nV * shares_n[:, None] - at_target_nV)
+    bounded_nV = capped(logits_nV.to(log_z_n.dtype), cap)
+    gradient_nV = (bounded_nV - log_z_n[:, None]).exp() * shares_n[:, None] - at_target_nV
+    # The derivative of cap · tanh(z / cap) is 1 - tanh².
+    logits_nV.copy_(gradient_nV if cap is None else gradient_nV * (1 - (bounded_nV / cap).square()))
 
 
 @cache
@@ -211,12 +234,14 @@ class HeadLoss:
         part: VocabularyPart | None = None,
         fused: bool = False,
         multiple: int = 1,
+        softcap: float | None = None,
     ):
         """`part`: the rows of the output matrix on this rank; None = all rows. `fused`: compute the loss in compiled
-        functions. `multiple`: pad the columns of the logits to a multiple of this number.
+        functions. `multiple`: pad the columns of the logits to a multiple of this number. `softcap`: bound of the
+        logits; None = no bound.
         """
         self.z_loss, self.chunk_tokens, self.part = z_loss, chunk_tokens, part
-        self.fused, self.multiple = fused, multiple
+        self.fused, self.multiple, self.softcap = fused, multiple, softcap
         self.scale: float | Tensor = 1.0
         self.tally: LossTally | None = None
         self.num_targets: int | None = None
@@ -297,7 +322,7 @@ def _chunked_loss(
     gradient_PD = torch.zeros_like(matrix_PD, dtype=wide) if needs_gradient else None
     # Every chunk reuses the same memory: new pages for each made the loss a third slower (4 MB and more, one core).
     logits_nP = x_ND.new_empty(size, len(matrix_PD))
-    chunk = (FusedChunkLoss if head.fused else PlainChunkLoss)(logits_nP[:, : len(weight_VD)], head.part)
+    chunk = (FusedChunkLoss if head.fused else PlainChunkLoss)(logits_nP[:, : len(weight_VD)], head.part, head.softcap)
     for start in range(0, len(x_ND), max(size, 1)):
         part = slice(start, min(start + size, len(x_ND)))
         gradient_nP = logits_nP[: part.stop - start]

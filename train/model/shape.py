@@ -2,9 +2,9 @@
 
 import math
 from collections.abc import Iterator
-from typing import Literal
+from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer
 
 from schemas.errors import ConfigError
 from train.config.plan import PlanConfig
@@ -19,14 +19,24 @@ COPIED_FIELDS = (
     "rope_original",
     "norm_eps",
     "qk_norm",
+    "value_embeddings",
+    "residual_mixing",
+    "window_pattern",
+    "window",
+    "logit_softcap",
 )
 """Fields that a plan copies from its settings unchanged."""
+LATER_FIELDS = ("value_embeddings", "residual_mixing", "window_pattern", "window", "logit_softcap")
+"""Fields that older plans and checkpoints do not have. A default is not stored, so their digests are unchanged."""
 MAX_LAYERS = 160
 TIED_SHARE = 0.2
 LOGIT_TILE = 128
 """Columns of logits in a tile on a CUDA device."""
 FFW_MULTIPLE, WIDE_MODEL = 256, 512
 """If d_model is at least WIDE_MODEL, a gated d_ffw is a multiple of FFW_MULTIPLE, so that it fills a GPU's tiles."""
+ALL_KEY_HEADS = 1e9
+"""Number of parameters from which several query heads share a key head: below, models are trained for their loss, and
+not for the memory of keys in use."""
 MAX_SIZE_ERROR = 0.02
 """Maximum relative error in the number of parameters of a wide model, if any shape has so small an error."""
 SIZE_UNIT, ASPECT_UNIT = 0.1, math.log(2)
@@ -52,8 +62,8 @@ class ModelShape(BaseModel):
     """Width of one head; num_heads × head_dim need not be d_model."""
     d_ffw: int
     """Hidden width of the feed-forward."""
-    activation: Literal["swiglu", "gelu"] = "swiglu"
-    """Feed-forward: three matrices with a gate, or two."""
+    activation: Literal["swiglu", "gelu", "relu2"] = "swiglu"
+    """Feed-forward: three matrices with a gate, or two with GELU or the square of ReLU."""
     bias: bool = False
     """True if the matrices of the layers have biases; the projection of relative positions never has."""
     positions: Literal["rope", "relative"] = "rope"
@@ -72,6 +82,23 @@ class ModelShape(BaseModel):
     """True if queries and keys go through an RMSNorm of head_dim weights each."""
     tie_embeddings: bool
     """True if the output projection is the input embedding."""
+    value_embeddings: int = Field(default=0, ge=0)
+    """Every n-th layer, counted from the last, adds a learned vector of the token to its values; 0 = no layer."""
+    residual_mixing: bool = False
+    """True if each layer starts from a weighted sum of the residual stream and the token embeddings."""
+    window_pattern: str = ""
+    """Attention of the layers in turn: S = the latest `window` positions, L = all; empty = all. The last layer has
+    all."""
+    window: int | None = Field(default=None, ge=1)
+    """Number of latest positions, its own included, that a query of a layer S attends to; None = no such layer."""
+    logit_softcap: float | None = Field(default=None, gt=0)
+    """Bound of the logits z, which become cap · tanh(z / cap); None = no bound."""
+
+    @model_serializer(mode="wrap")
+    def _stored(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        stored: dict[str, Any] = handler(self)
+        fields = type(self).model_fields
+        return {name: v for name, v in stored.items() if name not in LATER_FIELDS or v != fields[name].default}
 
     @property
     def query_width(self) -> int:
@@ -82,6 +109,16 @@ class ModelShape(BaseModel):
     def key_width(self) -> int:
         """Width of all key heads together, and of all value heads."""
         return self.num_kv_heads * self.head_dim
+
+    def has_values(self, layer: int) -> bool:
+        """Return True if a layer (0 = first) adds value embeddings to its values."""
+        return self.value_embeddings > 0 and (self.num_layers - 1 - layer) % self.value_embeddings == 0
+
+    def window_of(self, layer: int) -> int | None:
+        """Return the number of latest positions that a layer (0 = first) attends to; None = all positions."""
+        pattern = self.window_pattern or "L"
+        near = pattern[layer % len(pattern)] == "S" and layer < self.num_layers - 1
+        return self.window if near else None
 
 
 def matrix_params_of_layer(shape: ModelShape) -> int:
@@ -96,7 +133,7 @@ def params_of_layer(shape: ModelShape) -> int:
     Source for relative positions: Dai et al. 2019, arXiv 1901.02860, section 3.3 (W_{k,R}, u and v).
     """
     d, q, kv, ffw = shape.d_model, shape.query_width, shape.key_width, shape.d_ffw
-    norms = 2 * d + (2 * shape.head_dim if shape.qk_norm else 0)
+    norms = 2 * d + (2 * shape.head_dim if shape.qk_norm else 0) + (2 * d if shape.residual_mixing else 0)
     biases = q + 2 * kv + d + (2 if shape.activation == "swiglu" else 1) * ffw + d
     relative = d * q + 2 * q
     return (
@@ -108,10 +145,28 @@ def params_of_layer(shape: ModelShape) -> int:
 
 
 def num_parameters(shape: ModelShape, embeddings: bool = True) -> int:
-    """Return the exact number of trainable parameters; without `embeddings`, both embedding matrices are excluded."""
+    """Return the exact number of trainable parameters.
+
+    Without `embeddings`, both embedding matrices and the value embeddings are excluded.
+    """
     body = shape.num_layers * params_of_layer(shape) + shape.d_model
     matrices = 1 if shape.tie_embeddings else 2
-    return body + (matrices * shape.vocab_size * shape.d_model if embeddings else 0)
+    return body + (matrices * shape.vocab_size * shape.d_model + value_parameters(shape) if embeddings else 0)
+
+
+def value_parameters(shape: ModelShape) -> int:
+    """Return the number of parameters of all value embeddings, which cost memory but no matrix product."""
+    return sum(map(shape.has_values, range(shape.num_layers))) * shape.vocab_size * shape.key_width
+
+
+def sized_parameters(shape: ModelShape) -> int:
+    """Return the number of parameters that a scaling law counts: all but the value embeddings."""
+    return num_parameters(shape) - value_parameters(shape)
+
+
+def counted_parameters(shape: ModelShape, embeddings: bool) -> int:
+    """Return the number of parameters N by the rule of a scaling law, with the two embedding matrices or without."""
+    return sized_parameters(shape) if embeddings else num_parameters(shape, False)
 
 
 def padded_columns(columns: int, cuda: bool) -> int:
@@ -126,16 +181,29 @@ def flops_per_token(shape: ModelShape, seq_len: int, logits: bool = True) -> int
     """Return FLOPs per token, forward and backward, as counted for MFU; `logits=False` excludes the output projection.
 
     A matrix weight counts 6 FLOPs. Attention counts 12·q·seq_len per layer, over the full T × T scores; q is the width
-    of all heads.
+    of all heads. A causal query has half of these scores, so a layer with a window W < T counts twice the scores inside
+    of it: W·(2 − W / T) in place of T. Value embeddings are looked up and count nothing.
     Sources: Kaplan et al. 2020, arXiv 2001.08361, section 2.1; Chowdhery et al. 2022, arXiv 2204.02311, appendix B; Dai
     et al. 2019, arXiv 1901.02860, section 3.3 (relative positions).
     """
-    layer = 6 * matrix_params_of_layer(shape) + 12 * shape.query_width * seq_len
+    layer = 6 * matrix_params_of_layer(shape)
     if shape.positions == "relative":
         # The projection of the distances, which have no gradient, and a third product with the scores.
         layer += 4 * shape.d_model * shape.query_width + 6 * shape.query_width * seq_len
     head = shape.vocab_size * shape.d_model if logits else 0
-    return shape.num_layers * layer + 6 * head
+    return shape.num_layers * layer + 6 * head + 12 * shape.query_width * counted_keys(shape, seq_len)
+
+
+def counted_keys(shape: ModelShape, seq_len: int) -> int:
+    """Return the keys of a query that FLOPs count, summed over all layers."""
+    return sum(_keys_of(shape.window_of(layer), seq_len) for layer in range(shape.num_layers))
+
+
+def _keys_of(window: int | None, seq_len: int) -> int:
+    """Return the keys of a query that FLOPs count: all, or with a window twice the mean number inside of it."""
+    if window is None or window >= seq_len:
+        return seq_len
+    return round(window * (2 - window / seq_len))
 
 
 def choose_shape(num_params: float, vocab_size: int, plan: PlanConfig) -> ModelShape:
@@ -147,7 +215,7 @@ def choose_shape(num_params: float, vocab_size: int, plan: PlanConfig) -> ModelS
     shapes = list(_shapes(num_params, vocab_size, plan, bool(tied)))
     best = _best(shapes, num_params)
     # Source: Liu et al. 2024 (MobileLLM), arXiv 2402.14905, section 2.2.
-    if tied is None and 2 * vocab_size * best.d_model > TIED_SHARE * num_parameters(best):
+    if tied is None and 2 * vocab_size * best.d_model > TIED_SHARE * sized_parameters(best):
         best = _best(list(_shapes(num_params, vocab_size, plan, True)), num_params)
     return best
 
@@ -163,13 +231,13 @@ def aspect(num_params: float) -> float:
 
 def _best(shapes: list[ModelShape], num_params: float) -> ModelShape:
     def distance_to(shape: ModelShape) -> float:
-        size = math.log(num_parameters(shape) / num_params)
+        size = math.log(sized_parameters(shape) / num_params)
         proportions = math.log(shape.d_model / shape.num_layers / aspect(num_params))
         return math.hypot(size / SIZE_UNIT, proportions / ASPECT_UNIT)
 
     best = min(shapes, key=distance_to)
     # Hidden widths rise in large steps, so a wide model may have to deviate from the aspect ratio.
-    near = [shape for shape in shapes if abs(num_parameters(shape) / num_params - 1) <= MAX_SIZE_ERROR]
+    near = [shape for shape in shapes if abs(sized_parameters(shape) / num_params - 1) <= MAX_SIZE_ERROR]
     return min(near, key=distance_to) if near and best.d_model >= WIDE_MODEL else best
 
 
@@ -182,14 +250,15 @@ def _shapes(num_params: float, vocab_size: int, plan: PlanConfig, tied: bool) ->
             f"{plan.num_heads}, num_kv_heads = {plan.num_kv_heads}, head_dim = {plan.head_dim}. Lower these values in "
             "[plan], or set plan.d_model."
         )
+    grouped = plan.recipe is None or num_params >= ALL_KEY_HEADS
     for num_layers in [plan.num_layers] if plan.num_layers else range(2, MAX_LAYERS + 1):
         low, high = 0, len(widths) - 1
         while low < high:
             middle = (low + high + 1) // 2
-            size = num_parameters(_shape(vocab_size, num_layers, widths[middle], plan, tied))
+            size = sized_parameters(_shape(vocab_size, num_layers, widths[middle], plan, tied, grouped))
             low, high = (middle, high) if size <= num_params else (low, middle - 1)
         for width in widths[low : low + 2]:
-            yield _shape(vocab_size, num_layers, width, plan, tied)
+            yield _shape(vocab_size, num_layers, width, plan, tied, grouped)
 
 
 def _head_dim(d_model: int) -> int:
@@ -205,12 +274,12 @@ def _heads_fit(d_model: int, plan: PlanConfig) -> bool:
     return not rest and heads % (plan.num_kv_heads or (8 if heads >= 32 else 4 if heads >= 16 else 2)) == 0
 
 
-def _shape(vocab_size: int, num_layers: int, d_model: int, plan: PlanConfig, tied: bool) -> ModelShape:
+def _shape(vocab_size: int, num_layers: int, d_model: int, plan: PlanConfig, tied: bool, grouped: bool) -> ModelShape:
     num_heads = plan.num_heads or max(1, d_model // (plan.head_dim or _head_dim(d_model)))
-    # A quarter of the heads, at most eight and, if it divides them, at least two, so that a tensor axis can split them.
+    # Grouped: a quarter of the heads, at most eight and, if possible, at least two, so that a tensor axis can split them.
     # Sources: Ainslie et al. 2023, arXiv 2305.13245, section 3.3; Llama 3, arXiv 2407.21783, table 3 (eight to 405 B).
     divisors = [heads for heads in (1, 2, 4, 8) if heads <= max(2, num_heads // 4) and num_heads % heads == 0]
-    num_kv_heads = plan.num_kv_heads or divisors[-1]
+    num_kv_heads = plan.num_kv_heads or (divisors[-1] if grouped else num_heads)
     # 4·d, or two thirds of it so that three matrices have as many weights as two.
     # Source: Shazeer 2020, arXiv 2002.05202, 3.
     gated = (
@@ -218,7 +287,7 @@ def _shape(vocab_size: int, num_layers: int, d_model: int, plan: PlanConfig, tie
         if d_model >= WIDE_MODEL
         else -(-8 * d_model // 3 // 16) * 16
     )
-    ffw = 4 * d_model if plan.activation == "gelu" else gated
+    ffw = gated if plan.activation == "swiglu" else 4 * d_model
     problems = []
     if plan.head_dim is None and (d_model % num_heads or d_model // num_heads % 2):
         problems.append(("an even d_model / num_heads", f"{d_model} / {num_heads}", "num_heads"))

@@ -1,10 +1,10 @@
-"""The transformer: RMSNorm, grouped-query attention and a gated feed-forward; the whole model or a range of its layers.
+"""The transformer: RMSNorm, grouped-query attention and a feed-forward; the whole model or a range of its layers.
 
 It is built without storage (meta device). Weights are then made one parameter at a time from a seed and the parameter's
 name, so they are the same for any number of ranks and any layout. The model itself does not communicate: its attention
 mask (`mask`), attention function (`core`) and loss (`loss`) are attributes that a layout may replace.
 
-Shape suffixes: B rows, T positions, D width, V vocabulary.
+Shape suffixes: B rows, T positions, D width, C width of all key-value heads, V vocabulary.
 """
 
 import hashlib
@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from train.model.attention import (
+    MAX_KERNELS,
     Attention,
     AttentionMask,
     RowDocuments,
@@ -34,10 +35,13 @@ from train.model.attention import (
 )
 from train.model.draw import BY_POSITION, BY_TENSOR, normal_part
 from train.model.flash_attention import uses_flash_attention
-from train.model.loss import HeadLoss
+from train.model.loss import HeadLoss, capped
+from train.model.mixing import ChannelGain
 from train.model.shape import ModelShape
 
 Recompute = Literal["none", "full", "selective"]
+MaskFunction = Callable[[int, RowDocuments | None, torch.device, int | None], AttentionMask]
+"""A function from (positions of the residual stream, documents, device, window) to the attention mask."""
 
 
 @dataclass(frozen=True)
@@ -60,12 +64,14 @@ class LayerSpan:
 
 
 class FeedForward(nn.Module):
-    """SwiGLU, down(silu(gate(x)) * up(x)), or GELU, down(gelu(up(x))). Sources: Shazeer 2020, 2002.05202; Hendrycks
-    2016, 1606.08415."""
+    """SwiGLU, down(silu(gate(x)) * up(x)); GELU, down(gelu(up(x))); or ReLU², down(relu(up(x))²).
+
+    Sources: Shazeer 2020, 2002.05202; Hendrycks 2016, 1606.08415; So et al. 2021, 2109.08668."""
 
     def __init__(self, shape: ModelShape):
         super().__init__()
         gated = shape.activation == "swiglu"
+        self.squared = shape.activation == "relu2"
         self.gate = nn.Linear(shape.d_model, shape.d_ffw, bias=shape.bias) if gated else None
         self.up = nn.Linear(shape.d_model, shape.d_ffw, bias=shape.bias)
         self.down = nn.Linear(shape.d_ffw, shape.d_model, bias=shape.bias)
@@ -73,37 +79,53 @@ class FeedForward(nn.Module):
     def forward(self, x_BTD: Tensor) -> Tensor:
         """Return the feed-forward's output, position by position, (B, T, D)."""
         up = self.up(x_BTD)
-        y_BTD: Tensor = self.down(F.gelu(up) if self.gate is None else F.silu(self.gate(x_BTD)) * up)
+        if self.gate is not None:
+            hidden = F.silu(self.gate(x_BTD)) * up
+        else:
+            hidden = F.relu(up).square() if self.squared else F.gelu(up)
+        y_BTD: Tensor = self.down(hidden)
         return y_BTD
 
 
 class Block(nn.Module):
-    """One layer: attention, then feed-forward, each computed from the normalized stream and added to the stream."""
+    """One layer: attention, then feed-forward, each computed from the normalized stream and added to the stream.
+
+    With residual mixing, the layer starts from a weighted sum of the stream and the token embeddings."""
 
     def __init__(self, shape: ModelShape, recompute: Recompute):
         super().__init__()
         self.recompute = recompute
+        self.mix_stream = ChannelGain(shape.d_model) if shape.residual_mixing else None
+        self.mix_first = ChannelGain(shape.d_model) if shape.residual_mixing else None
         self.attention_norm = nn.RMSNorm(shape.d_model, eps=shape.norm_eps)
         self.attention = Attention(shape)
         self.ffn_norm = nn.RMSNorm(shape.d_model, eps=shape.norm_eps)
         self.ffn = FeedForward(shape)
 
-    def forward(self, x_BTD: Tensor, mask: AttentionMask) -> Tensor:
-        """Return the residual stream after this layer, (B, T, D)."""
+    def forward(
+        self, x_BTD: Tensor, mask: AttentionMask, first_BTD: Tensor | None = None, added_BTC: Tensor | None = None
+    ) -> Tensor:
+        """Return the residual stream after this layer, (B, T, D).
+
+        `first_BTD`: normalized token embeddings, for residual mixing. `added_BTC`: value embeddings of this layer.
+        """
         # Recomputation is inside the module, not a wrapper: parameter names get no prefix, and FSDP gathers the
         # weights of the block before it starts.
         if self.recompute == "none" or not torch.is_grad_enabled():
-            return self._layer(x_BTD, mask)
+            return self._layer(x_BTD, mask, first_BTD, added_BTC)
+        inputs = (x_BTD, mask, first_BTD, added_BTC)
         if self.recompute == "selective":
             y_BTD: Tensor = checkpoint(
-                self._layer, x_BTD, mask, use_reentrant=False, preserve_rng_state=False, context_fn=_selective_contexts
+                self._layer, *inputs, use_reentrant=False, preserve_rng_state=False, context_fn=_selective_contexts
             )
         else:
-            y_BTD = checkpoint(self._layer, x_BTD, mask, use_reentrant=False, preserve_rng_state=False)
+            y_BTD = checkpoint(self._layer, *inputs, use_reentrant=False, preserve_rng_state=False)
         return y_BTD
 
-    def _layer(self, x_BTD: Tensor, mask: AttentionMask) -> Tensor:
-        x_BTD = x_BTD + self.attention(self.attention_norm(x_BTD), mask)
+    def _layer(self, x_BTD: Tensor, mask: AttentionMask, first_BTD: Tensor | None, added_BTC: Tensor | None) -> Tensor:
+        if self.mix_stream is not None and self.mix_first is not None:
+            x_BTD = self.mix_stream(x_BTD) + self.mix_first(first_BTD)
+        x_BTD = x_BTD + self.attention(self.attention_norm(x_BTD), mask, added_BTC)
         x_BTD = x_BTD + self.ffn(self.ffn_norm(x_BTD))
         return x_BTD
 
@@ -140,18 +162,24 @@ class Transformer(nn.Module):
         self.embedding = nn.Embedding(shape.vocab_size, shape.d_model) if span.begins else None
         # Keyed by the layer's number in the whole model, so that a parameter has the same name on every rank.
         self.blocks = nn.ModuleDict({str(i): Block(shape, recompute(i)) for i in range(span.first, span.stop)})
+        # Outside the layers, so that the optimizer treats the tables like the embedding.
+        with_values = [i for i in range(span.first, span.stop) if shape.has_values(i)]
+        tables = {str(i): nn.Embedding(shape.vocab_size, shape.key_width) for i in with_values}
+        self.value_embeddings = nn.ModuleDict(tables) if tables else None
         self.norm = nn.RMSNorm(shape.d_model, eps=shape.norm_eps) if span.ends else None
         self.head: nn.Module | None = None
         if span.ends and not (shape.tie_embeddings and span.begins):
             # A tied matrix in the last pipeline stage is a copy of the embedding, which the layout keeps equal.
             self.head = nn.Linear(shape.d_model, shape.vocab_size, bias=False)
-        self.attention_mask: Callable[[int, RowDocuments | None, torch.device], AttentionMask] = self.mask_of_rows
-        self.loss = HeadLoss()
+        self.attention_mask: MaskFunction = self.mask_of_rows
+        self.loss = HeadLoss(softcap=shape.logit_softcap)
         self._compiled = False
 
     def compile_layers(self) -> None:
         """Compile each layer with torch.compile."""
         self._compiled = True
+        # Layers that differ in window or value embeddings have a graph each, with and without a gradient.
+        torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, MAX_KERNELS)
         for block in self.layers:
             # Sizes are constants: FlexAttention's kernels did not compile for dynamic sizes (torch 2.13).
             block.compile(dynamic=False)
@@ -163,35 +191,57 @@ class Transformer(nn.Module):
         targets_BT: Tensor | None = None,
         sources_B: Tensor | None = None,
         starts_N: Tensor | None = None,
+        ids_BT: Tensor | None = None,
     ) -> Tensor:
         """Return the residual stream, the loss or the logits of this part of the model.
 
         `x`: ids (B, T), or the residual stream (B, T, D) if other layers come before. If other layers follow, the
         result is the residual stream (B, T, D). Otherwise, with targets, the result is the total loss, 0-d. Without
         targets it is the float32 logits (B, T, V) of the next token, or with mlm of the token at the position.
+        `ids_BT`: the ids, where `x` is the stream and a layer of this part has value embeddings.
         """
         x_BTD: Tensor = x if self.embedding is None else self.embedding(x)
         documents = None if documents_BT is None else RowDocuments(documents_BT, starts_N, compute_dtype(x_BTD))
-        mask = additive_mask(self.attention_mask(x.shape[1], documents, x.device), x_BTD)
-        for block in self.blocks.values():
-            x_BTD = self._run_layer(block, x_BTD, mask)
+        masks = self._masks(x.shape[1], documents, x_BTD)
+        first_BTD = F.rms_norm(x_BTD, x_BTD.shape[-1:]) if self.shape.residual_mixing else None
+        ids_BT = x if self.embedding is not None else ids_BT
+        for number, block in self.blocks.items():
+            mask = masks[self.shape.window_of(int(number))]
+            x_BTD = self._run_layer(block, x_BTD, mask, first_BTD, self._values_of(number, ids_BT))
         if self.norm is None:
             return x_BTD
         x_BTD = self.norm(x_BTD)
         weight_VD = self.embedding.weight if self.head is None else self.head.weight  # type: ignore[union-attr]
         if targets_BT is None:
-            return F.linear(x_BTD, weight_VD).float()  # type: ignore[arg-type]
+            return capped(F.linear(x_BTD, weight_VD).float(), self.loss.softcap)  # type: ignore[arg-type]
         return self.loss(x_BTD, weight_VD, targets_BT, sources_B)  # type: ignore[arg-type]
 
-    def _run_layer(self, block: nn.Module, x_BTD: Tensor, mask: AttentionMask) -> Tensor:
+    def _masks(
+        self, num_positions: int, documents: RowDocuments | None, x_BTD: Tensor
+    ) -> dict[int | None, AttentionMask]:
+        """Return the attention mask for each window of the layers; None = no window."""
+        return {
+            window: additive_mask(self.attention_mask(num_positions, documents, x_BTD.device, window), x_BTD)
+            for window in dict.fromkeys(self.shape.window_of(int(number)) for number in self.blocks)
+        }
+
+    def _values_of(self, layer: str, ids_BT: Tensor | None) -> Tensor | None:
+        """Return the value embeddings of the ids in a layer, (B, T, C); None if the layer has none."""
+        if self.value_embeddings is None or layer not in self.value_embeddings:
+            return None
+        values_BTC: Tensor = self.value_embeddings[layer](ids_BT)
+        return values_BTC
+
+    def _run_layer(self, block: nn.Module, x_BTD: Tensor, mask: AttentionMask, *inputs: Tensor | None) -> Tensor:
         y_BTD: Tensor
         if not self._compiled or torch.is_grad_enabled():
-            y_BTD = block(x_BTD, mask)
+            y_BTD = block(x_BTD, mask, *inputs)
             return y_BTD
         # Without a gradient torch would compile the layers again. The activations that this graph stores for a
         # backward pass are freed after each layer.
         with torch.enable_grad():
-            y_BTD = block(x_BTD.detach().requires_grad_(), mask)
+            alike = (x if x is None else x.detach().requires_grad_() for x in inputs)
+            y_BTD = block(x_BTD.detach().requires_grad_(), mask, *alike)
         return y_BTD.detach()
 
     @property
@@ -199,27 +249,40 @@ class Transformer(nn.Module):
         """The layers of this part of the model, in order."""
         return [block for block in self.blocks.values() if isinstance(block, Block)]
 
-    def mask_of_rows(self, num_positions: int, documents: RowDocuments | None, device: torch.device) -> AttentionMask:
-        """Return the attention mask of whole rows, in the form of the device's fastest kernel."""
+    def mask_of_rows(
+        self, num_positions: int, documents: RowDocuments | None, device: torch.device, window: int | None = None
+    ) -> AttentionMask:
+        """Return the attention mask of whole rows, in the form of the device's fastest kernel.
+
+        `window`: number of latest positions that a query attends to; None = all.
+        """
         positions_T = torch.arange(num_positions, device=device)
+        window = window if window is not None and window < num_positions else None
         if documents is None:
-            return self.mask_of_positions(positions_T, None)
+            if device.type == "cpu":  # the tiles of a CPU need no matrix
+                return replace(self.mask_of_positions(positions_T, None), window=window)
+            return self.mask_of_positions(positions_T, None, window)
         if documents.starts_N is not None and uses_flash_attention(device, self.shape, documents.dtype):
             # The number of documents differs between batches, and must not become a constant of the compiled layers.
             torch._dynamo.maybe_mark_dynamic(documents.starts_N, 0)
-            return replace(self.mask_of_positions(positions_T, None), starts_N=documents.starts_N)
+            return replace(self.mask_of_positions(positions_T, None), starts_N=documents.starts_N, window=window)
         if not uses_blocks(device, self.shape, documents.dtype):
-            return self.mask_of_positions(positions_T, documents.numbers_BT)
-        blocks = document_blocks(documents.numbers_BT, self.causal)
-        return replace(self.mask_of_positions(positions_T, None), blocks=blocks)
+            return self.mask_of_positions(positions_T, documents.numbers_BT, window)
+        blocks = document_blocks(documents.numbers_BT, self.causal, window)
+        return replace(self.mask_of_positions(positions_T, None), blocks=blocks, window=window)
 
-    def mask_of_positions(self, positions_T: Tensor, documents_BT: Tensor | None) -> AttentionMask:
+    def mask_of_positions(
+        self, positions_T: Tensor, documents_BT: Tensor | None, window: int | None = None
+    ) -> AttentionMask:
         """Return the attention mask of some positions in matrix form.
 
-        `documents_BT`: document number of each position; None = every row is one document.
+        `documents_BT`: document number of each position; None = every row is one document. `window`: number of latest
+        positions that a query attends to; None = all.
         """
         shape, device = self.shape, positions_T.device
-        mask_B1TT = None if documents_BT is None else document_mask(documents_BT, self.causal)
+        if documents_BT is None and window is not None:
+            documents_BT = torch.zeros_like(positions_T)[None]
+        mask_B1TT = None if documents_BT is None else document_mask(documents_BT, self.causal, window)
         if shape.positions == "relative":
             distances_LD = sinusoids(len(positions_T), self.causal, shape.d_model, device)
             return AttentionMask(positions_T, None, mask_B1TT, self.causal, distances_LD=distances_LD)
@@ -273,11 +336,11 @@ class Constant:
 def initial_deviation(name: str, size: torch.Size, shape: ModelShape) -> float | Constant:
     """Return the standard deviation of a parameter's initial values, or the constant that they all are.
 
-    Gains are 1 and biases 0. Matrices are normal with deviation sqrt(2 / 5D). Matrices that write into the residual
-    stream are divided by sqrt(2 * layers).
+    Gains are 1, but for token embeddings in residual mixing 0; biases are 0. Matrices are normal with deviation
+    sqrt(2 / 5D). Matrices that write into the residual stream are divided by sqrt(2 * layers).
     Sources: Nguyen 2019, 1910.05895, 2.2 (small init); Radford 2019 (GPT-2), 2.3.
     """
-    if name.endswith("bias"):
+    if name.endswith(("bias", "mix_first.weight")):
         return Constant(0.0)
     if len(size) == 1:
         return Constant(1.0)

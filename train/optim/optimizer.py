@@ -12,7 +12,8 @@ from schemas.errors import ContractError
 from train.config.optim import OPTIMIZERS, DeclaredOptimizer, OptimConfig
 from train.optim.parameter import Gradients, ShardedParameter, UpdateInputs, local_tensor, region_of
 
-EMBEDDING_NAME = "embedding.weight"
+EMBEDDING_NAMES = ("embedding.", "value_embeddings.")
+"""Beginnings of the names of the parameters that `decay_embeddings` is for."""
 
 
 class UpdateRule(Protocol):
@@ -58,7 +59,7 @@ def make_optimizer(parameters: Mapping[str, nn.Parameter], config: OptimConfig) 
     """
     members = [ShardedParameter(name, parameter, region_of(name, parameter)) for name, parameter in parameters.items()]
     for member in members:
-        if member.is_matrix and (config.decay_embeddings or member.name != EMBEDDING_NAME):
+        if member.is_matrix and (config.decay_embeddings or not member.name.startswith(EMBEDDING_NAMES)):
             member.weight_decay = config.weight_decay
     config = config.for_device(next((member.parameter.device.type for member in members), "cpu"))
     declared = OPTIMIZERS[config.optimizer]

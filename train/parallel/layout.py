@@ -113,6 +113,11 @@ def layout_problems(
             "train.precision: expected a format other than fp8 with layout.tensor > 1, got fp8, whose products cannot "
             "be sharded. Set train.precision = bf16."
         )
+    if shape.residual_mixing and layout.pipeline > 1:
+        yield (
+            f"plan.residual_mixing: expected false with pipeline = {layout.pipeline}, got true: every layer reads the "
+            "token embeddings, which only the first stage has. Set plan.residual_mixing = false or layout.pipeline = 1."
+        )
     if shape.positions == "relative" and max(layout.context, layout.tensor) > 1:
         yield (
             f"plan.positions: expected rope with context = {layout.context}, tensor = {layout.tensor}, got relative, "

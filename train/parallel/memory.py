@@ -70,6 +70,8 @@ class LayerMemory:
             + width * numbers // layout.tensor
             + 4 * shape.num_heads // layout.tensor  # log Z of each query
         )
+        if shape.residual_mixing:
+            per_token += self.residual * shape.d_model // layout.tensor
         if shape.qk_norm:
             per_token += (shape.num_heads + shape.num_kv_heads) * self.norm(shape.head_dim) // layout.tensor
         if shape.positions == "relative":
@@ -180,7 +182,8 @@ class RankMemory:
         self.replicas = world_size if self.whole else axes["replicate"]
         stages = stages_of(layout, place) if layout.pipeline > 1 else [0]
         last = layout.pipeline * layout.stages - 1
-        self.layers = sum(len(layers_of(shape.num_layers, last + 1, stage)) for stage in stages)
+        spans = [layers_of(shape.num_layers, last + 1, stage) for stage in stages]
+        self.layers = sum(map(len, spans))
         self.ends = last in stages
         self.micro_batches = num_micro_batches(global_batch, layout, axes)
         self.most_rows = -(-global_batch // data_ranks(axes))
@@ -193,6 +196,10 @@ class RankMemory:
         self.vocabulary = -(-shape.vocab_size // layout.tensor) * shape.d_model
         copies = (0 in stages) + (self.ends and not (shape.tie_embeddings and last == 0))
         self.outer = copies * self.vocabulary + (shape.d_model if self.ends else 0)
+        with_values = [shape.has_values(layer) for span in spans for layer in span]
+        self.num_tables = sum(with_values)
+        self.tables = self.num_tables * shape.vocab_size * (shape.key_width // layout.tensor)
+        self.outer += self.tables
         self.params = self.layers * self.layer + self.outer
 
     def moments(self) -> dict[str, dict[str, int]]:
@@ -245,11 +252,15 @@ class RankMemory:
         over = self.replicas if self.settings.layout.data == "zero1" else self.shards
         d, q, kv, ffw = shape.d_model, shape.query_width, shape.key_width, shape.d_ffw
         sides = 2 * (d + q) + 2 * (d + kv) + (3 if shape.activation == "swiglu" else 2) * (d + ffw)
-        vocabularies, matrices = round(self.outer / self.vocabulary), self.layers * self.matrices
-        vectors = self.params - matrices - vocabularies * self.vocabulary
+        vocabularies, matrices = round((self.outer - self.tables) / self.vocabulary), self.layers * self.matrices
+        numbers = vocabularies * self.vocabulary + self.tables
+        vectors = self.params - matrices - numbers
         # States with a value per row or column are not sharded.
-        whole = inner.side * self.layers * sides + outer.side * vocabularies * (shape.vocab_size + d)
-        sharded = inner.matrix * matrices + outer.matrix * vocabularies * self.vocabulary + outer.vector * vectors
+        rows = q + 2 * kv + 2 * d + (2 if shape.activation == "swiglu" else 1) * ffw
+        whole = self.layers * (inner.side * sides + inner.row * rows)
+        whole += outer.side * vocabularies * (shape.vocab_size + d)
+        whole += outer.side * self.num_tables * (shape.vocab_size + kv)
+        sharded = inner.matrix * matrices + outer.matrix * numbers + outer.vector * vectors
         # Beside states by row and column only vectors are sharded, in whole numbers of 4 bytes.
         return whole + sharded // over // 4 * 4 if whole else sharded // over
 
@@ -302,9 +313,18 @@ class RankMemory:
         return next((n for n in range(self.layers) if self.kept_layer_bytes(n) <= budget), self.layers)
 
     def _outside(self) -> int:
-        """Return the bytes of activations that the last norm stores; 0 if this rank does not have the last stage."""
-        per_token = self.stream.norm(self.shape.d_model) // self.settings.layout.tensor
-        return per_token * self.stream.tokens if self.ends else 0
+        """Return the bytes of activations that are stored outside the layers.
+
+        The last norm stores its input. All layers share the normalized token embeddings of residual mixing. Layers that
+        recompute store their value embeddings.
+        """
+        stream, tensor = self.stream, self.settings.layout.tensor
+        per_token = stream.norm(self.shape.d_model) // tensor if self.ends else 0
+        if self.shape.residual_mixing:
+            per_token += (stream.norm(self.shape.d_model) + stream.residual * self.shape.d_model) // tensor
+        if self._mode() != "none":
+            per_token += self.num_tables * stream.residual * self.shape.key_width // tensor
+        return per_token * stream.tokens
 
     def _mode(self) -> str:
         mode = self.settings.layout.activation_checkpointing
@@ -330,6 +350,8 @@ class RankMemory:
         columns = padded_columns(self.vocabulary // self.shape.d_model, self.stream.cuda)
         # Unless the loss is compiled, 16-bit logits are copied to float32.
         copy = 0 if self.width == 4 or self.settings.layout.compile else 4
+        if self.shape.logit_softcap is not None and not self.settings.layout.compile:
+            copy += 4  # the derivative of the bound
         logits = chunk * columns * (self.width + copy)
         # If columns are padded, a padded copy of the matrix exists too.
         padded = self.width * columns * self.shape.d_model if columns * self.shape.d_model > self.vocabulary else 0

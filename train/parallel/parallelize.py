@@ -100,6 +100,7 @@ class SplitModel:
             layout.chunk_on(kind),
             fused=bool(layout.compile),
             multiple=LOGIT_TILE if kind == "cuda" else 1,
+            softcap=self.shape.logit_softcap,
         )
         if layout.context > 1:
             apply_context_parallel(model, self.mesh.group("context"), layout.context_by)

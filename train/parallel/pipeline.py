@@ -68,6 +68,8 @@ class Pipeline:
         named: dict[str, Any] = {"targets_BT": rows.targets_BT, "sources_B": rows.sources_B}
         if rows.documents_BT is not None:
             named["documents_BT"] = rows.documents_BT
+        if any(part.value_embeddings is not None for part in self._parts):
+            named["ids_BT"] = rows.inputs_BT
         # Inputs enter the first stage; every other stage receives its input from the previous stage.
         inputs = [rows.inputs_BT] if 0 in self._stages else []
         # The output of the last stage is the loss already; the `target` argument is required but unused.
@@ -86,7 +88,7 @@ class Pipeline:
                     width = rows.inputs_BT.shape[1] // self._mesh.axes["tensor"]
                     x = torch.empty(len(rows), width, part.shape.d_model, dtype=stream, device=rows.inputs_BT.device)
                     dist.recv(x, group=group, group_src=owner[stage - 1])
-                x = part(x, rows.documents_BT, rows.targets_BT, rows.sources_B)
+                x = part(x, rows.documents_BT, rows.targets_BT, rows.sources_B, ids_BT=rows.inputs_BT)
                 if stage + 1 < len(owner) and owner[stage + 1] != rank_here:
                     dist.send(x.contiguous(), group=group, group_dst=owner[stage + 1])
 

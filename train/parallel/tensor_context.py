@@ -47,12 +47,14 @@ def apply_context_parallel(model: Transformer, group: dist.ProcessGroup, by: str
     """
     parts, part = dist.get_world_size(group), dist.get_rank(group)
 
-    def attention_mask(width: int, documents: RowDocuments | None, device: torch.device) -> AttentionMask:
+    def attention_mask(
+        width: int, documents: RowDocuments | None, device: torch.device, window: int | None
+    ) -> AttentionMask:
         if by == "heads":
-            whole = model.mask_of_rows(parts * width, documents, device)
+            whole = model.mask_of_rows(parts * width, documents, device, window)
         else:
             numbers_BT = None if documents is None else documents.numbers_BT
-            whole = model.mask_of_positions(torch.arange(parts * width, device=device), numbers_BT)
+            whole = model.mask_of_positions(torch.arange(parts * width, device=device), numbers_BT, window)
         mine = slice(part * width, (part + 1) * width)
         rotation = None if whole.rotation is None else (whole.rotation[0][mine], whole.rotation[1][mine])
         mask_B1TT = whole.mask_B1TT
@@ -158,8 +160,12 @@ def _gather(x: Tensor, group: dist.ProcessGroup) -> Tensor:
 def apply_tensor_parallel(model: Transformer, mesh: DeviceMesh) -> None:
     """Split the matrices of a model over the ranks of a mesh, and adapt its attention mask and loss."""
     sequence = PrepareModuleInput(input_layouts=Shard(1), desired_input_layouts=Replicate())
-    attention = PrepareModuleInput(input_layouts=(Shard(1), None), desired_input_layouts=(Replicate(), None))
+    attention = PrepareModuleInput(
+        input_layouts=(Shard(1), None, None), desired_input_layouts=(Replicate(), None, None)
+    )
     in_layer: dict[str, ParallelStyle] = {
+        "mix_stream": SequenceParallel(use_local_output=True),
+        "mix_first": SequenceParallel(use_local_output=True),
         "attention_norm": SequenceParallel(),
         "attention": attention,
         "attention.query": ColwiseParallel(),
@@ -182,13 +188,15 @@ def apply_tensor_parallel(model: Transformer, mesh: DeviceMesh) -> None:
     for block in model.layers:
         present = {name for name, module in block.named_modules() if module is not None}
         parallelize_module(block, mesh, {name: style for name, style in in_layer.items() if name in present})
-    present = {name for name, module in model.named_children() if module is not None}
+    # The value embeddings of each rank's heads.
+    outside |= {f"value_embeddings.{number}": ColwiseParallel() for number in model.blocks}
+    present = {name for name, module in model.named_modules() if module is not None}
     parallelize_module(model, mesh, {name: style for name, style in outside.items() if name in present})
     if model.embedding is not None:
         model.embedding.register_forward_hook(lambda module, inputs, x_BTD: _wait_for(x_BTD))
     # In a later pipeline stage, the residual stream holds only this rank's positions.
     attention_mask, times = model.attention_mask, mesh.size() if model.embedding is None else 1
-    model.attention_mask = lambda width, documents, device: attention_mask(width * times, documents, device)
+    model.attention_mask = lambda width, *others: attention_mask(width * times, *others)
     model.loss = VocabularyParallelLoss(model.loss, mesh)
 
 
@@ -214,7 +222,7 @@ class VocabularyParallelLoss(HeadLoss):
     """The loss for a vocabulary and a residual stream that are split over the ranks of a mesh."""
 
     def __init__(self, head: HeadLoss, mesh: DeviceMesh):
-        super().__init__(head.z_loss, head.chunk_tokens, fused=head.fused, multiple=head.multiple)
+        super().__init__(head.z_loss, head.chunk_tokens, fused=head.fused, multiple=head.multiple, softcap=head.softcap)
         self._mesh = mesh
 
     def __call__(self, x_BTD: Tensor, weight_VD: Tensor, targets_BT: Tensor, sources_B: Tensor | None) -> Tensor:

@@ -12,7 +12,7 @@ from train.config.plan import OwnLaw, PlanConfig
 from train.data.order import tokens_by_source
 from train.data.packing import PackedSource
 from train.data.permutation import RowOrder
-from train.model.shape import num_parameters
+from train.model.shape import counted_keys, num_parameters
 from train.plan.plan import Plan
 from train.plan.rules import SOURCE as APPENDIX_F
 from train.plan.rules import Row, SourcedFigure, figures_of, training_flops
@@ -91,7 +91,7 @@ def _loss(plan: Plan, own: OwnLaw | None, data: RepeatedData) -> float:
 def flops_rows(plan: Plan) -> Iterator[Row]:
     """Yield the FLOPs per token by other counting rules than that of the plan, for comparison."""
     shape, length = plan.shape, plan.seq_len
-    body, attention = num_parameters(shape, False), 12 * shape.num_layers * shape.query_width * length
+    body, attention = num_parameters(shape, False), 12 * shape.query_width * counted_keys(shape, length)
     yield "flops_per_token.6n", 6 * plan.num_params, "FLOPs", "6·N, no attention", "Kaplan et al. 2020, section 2.1"
     yield "flops_per_token.6n_body", 6 * body, "FLOPs", "6·N', embeddings left out", "Kaplan et al. 2020, section 2.1"
     causal = plan.flops_per_token - attention // 2

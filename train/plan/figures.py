@@ -26,6 +26,7 @@ HOFFMANN = "Hoffmann et al. 2022, arXiv 2203.15556, Table 3"
 TABLE_A9 = "Hoffmann et al. 2022, arXiv 2203.15556, Table A9"
 AINSLIE = "Ainslie et al. 2023, arXiv 2305.13245, section 3.3"
 KV_HEADS = "num_heads / 4, a power of two, at most 8"
+ALL_HEADS = "num_heads, below 1e9 parameters"
 SHAZEER = "Shazeer 2020, arXiv 2002.05202, section 3"
 MOBILE = "Liu et al. 2024, arXiv 2402.14905, section 2.2"
 PORIAN_WARMUP = "Porian et al. 2024, arXiv 2406.19146, section 3.3"
@@ -126,7 +127,12 @@ def _model_figures(plan: Plan, offer: DatasetOffer) -> list[SourcedFigure]:
         ("num_layers", shape.num_layers, "", *_given(settings.num_layers, nearest, TABLE_A9)),
         ("d_model", shape.d_model, "", *_given(settings.d_model, nearest, TABLE_A9)),
         ("num_heads", shape.num_heads, "", *_given(settings.num_heads, "d / width of a head", TABLE_A9)),
-        ("num_kv_heads", shape.num_kv_heads, "", *_given(settings.num_kv_heads, KV_HEADS, AINSLIE)),
+        (
+            "num_kv_heads",
+            shape.num_kv_heads,
+            "",
+            *_given(settings.num_kv_heads, ALL_HEADS if shape.num_kv_heads == shape.num_heads else KV_HEADS, AINSLIE),
+        ),
         (
             "d_ffw",
             shape.d_ffw,

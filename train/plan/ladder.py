@@ -13,7 +13,7 @@ import numpy as np
 from schemas.errors import ConfigError
 from schemas.text import format_short
 from train.config.plan import PlanConfig
-from train.model.shape import choose_shape, num_parameters
+from train.model.shape import choose_shape, num_parameters, sized_parameters
 
 SIZES, LENGTHS = (3, 5), (2, 6)
 """Minimum and maximum number of sizes of a ladder, and of lengths for each size."""
@@ -55,8 +55,8 @@ def smallest_size(vocab_size: int, sizing: PlanConfig) -> int:
     params = 32.0 * vocab_size
     while True:
         shape = choose_shape(params, vocab_size, sizing)
-        if num_parameters(shape, embeddings=False) >= BODY_SHARE * num_parameters(shape):
-            return num_parameters(shape)
+        if num_parameters(shape, embeddings=False) >= BODY_SHARE * sized_parameters(shape):
+            return sized_parameters(shape)
         params *= 1.1
 
 

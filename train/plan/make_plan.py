@@ -13,6 +13,7 @@ from schemas.errors import ConfigError
 from schemas.storage import Store
 from schemas.tokens import Dataset
 from train.checkpoint.folder import rule_of_weights
+from train.config.recipe import resolve_recipe
 from train.config.settings import Settings
 from train.config.train import PACK_CHUNKS
 from train.data.order import SampleOrder, open_streams, samples_of_epochs, stage_counts, tokens_by_source
@@ -24,7 +25,7 @@ from train.parallel.devices import peak_of
 from train.plan import rules
 from train.plan.advice import advice, costly_padding, unread_copies, unusual_proportions
 from train.plan.figures import MAX_WARMUP, DatasetOffer, figures_of_plan, memory_needed
-from train.plan.plan import Plan
+from train.plan.plan import Plan, check_windows
 from train.plan.target import check_size_reached, read_own_law, target_of, tokens_of_shape
 
 
@@ -39,6 +40,8 @@ def make_plan(run: Store, dataset: Dataset, settings: Settings) -> Plan:
             "which rules dropped the documents, then loosen those rules in the recipe and run `penstock run` again."
         )
     settings = settings.model_copy(update={"plan": read_own_law(settings.plan)}).with_pack_chunks(PACK_CHUNKS)
+    settings = resolve_recipe(settings)
+    check_windows(settings)
     sizing, train, optim = settings.plan, settings.train, settings.optim
     _check_given_epochs(settings)
     for seq_len in stage_lengths(train):

@@ -19,6 +19,7 @@ from schemas.mix import read_mix
 from schemas.storage import Store
 from schemas.tokens import Dataset, open_dataset
 from train.config.plan import PlanConfig
+from train.config.recipe import resolve_recipe, with_recipe
 from train.config.settings import AUTO, Settings, load_settings
 from train.data.order import SampleOrder, heldout_streams, make_order
 from train.data.packing import open_packings
@@ -175,9 +176,9 @@ def read_settings(run: Store, dataset: Dataset, overrides: Sequence[str]) -> Set
     `overrides`: settings to change, as `section.key=value`. Raises ConfigError that lists every wrong name. Raises
     ContractError if the plan was made for a different dataset.
     """
+    planned = run.exists(PLAN_NAME)
     # A plan without train.pack_chunks is of an earlier version, which packed each chunk for itself.
-    stored = read_plan(run, dataset).settings.with_pack_chunks(1) if run.exists(PLAN_NAME) else None
-    raw = stored.to_json() if stored is not None else read_run(run).recipe
+    raw = read_plan(run, dataset).settings.with_pack_chunks(1).to_json() if planned else read_run(run).recipe
     check_mix_overrides(raw, overrides)
     free = PlanConfig.fields_of("execution")
     names = [text.partition("=")[0].strip().partition(".") for text in overrides]
@@ -191,7 +192,8 @@ def read_settings(run: Store, dataset: Dataset, overrides: Sequence[str]) -> Set
             f"--set: expected settings that only affect training, got {', '.join(sized)}, which size the model or "
             "choose its layout. Give them to `penstock plan`."
         )
-    return load_settings(raw, overrides, run.uri)
+    settings = load_settings(raw, overrides, run.uri)
+    return settings if planned else with_recipe(settings)
 
 
 def check_overrides(run: Store, overrides: Sequence[str]) -> None:
@@ -250,7 +252,7 @@ def settings_beyond_recipe(run: Store) -> list[str]:
     if not run.exists(PLAN_NAME):
         return []
     recipe, stored = read_run(run).recipe, read_plan(run).settings
-    given = load_settings(recipe, [], run.uri)
+    given = resolve_recipe(with_recipe(load_settings(recipe, [], run.uri)))
     automatic = [given, *(given.for_device(kind) for kind in ("cpu", "cuda"))]
     return [
         f"{section}.{key} = {json.dumps(value)}"
@@ -376,6 +378,15 @@ def check_settings_used(settings: Settings, dataset: Dataset) -> None:
             problems.append(f"optim.{name}: expected train.precision = fp16, got {train.precision}. Remove {name}.")
     if problems:
         raise ConfigError("\n".join(problems))
+
+
+def check_windows(settings: Settings) -> None:
+    """Check that attention with windows is causal. Raises ConfigError if it is not."""
+    if settings.plan.window is not None and settings.train.objective == "mlm":
+        raise ConfigError(
+            f"plan.window: expected an objective with causal attention, got train.objective = mlm and a window of "
+            f"{settings.plan.window} earlier positions. Remove plan.window and plan.window_pattern."
+        )
 
 
 def check_document_mask(shape: ModelShape, settings: Settings, kind: str) -> None:

@@ -9,7 +9,14 @@ from dataclasses import dataclass
 from schemas.errors import ConfigError
 from train.config.plan import ClusterConfig, PlanConfig
 from train.config.settings import Settings
-from train.model.shape import ModelShape, choose_shape, flops_per_token, num_parameters
+from train.model.shape import (
+    ModelShape,
+    choose_shape,
+    counted_parameters,
+    flops_per_token,
+    num_parameters,
+    sized_parameters,
+)
 from train.scaling import laws
 from train.scaling.laws import SOURCE as INFERENCE
 from train.scaling.laws import Allocation, Law, LossLaw, RatioLaw, for_lifetime
@@ -130,7 +137,7 @@ def target_of(
     target = choose_target(sizing, vocab_size, unique, most, flops, fixed)
     for _ in range(ROUNDS):
         shape = choose_shape(target.params, vocab_size, sizing)
-        share = 6 * num_parameters(shape, counts_all) / flops_per_token(shape, seq_len)
+        share = 6 * counted_parameters(shape, counts_all) / flops_per_token(shape, seq_len)
         target = choose_target(sizing, vocab_size, unique, most, flops * share, fixed)
     return target
 
@@ -186,7 +193,7 @@ def check_size_reached(target: Target, sizing: PlanConfig, shape: ModelShape) ->
 
     Raises ConfigError if it does not, or if there are too few tokens to spend the budget on.
     """
-    params = num_parameters(shape)
+    params = sized_parameters(shape)
     bought = target.budget is not None
     # If the shape is given, a budget buys only the tokens.
     given = bought and all(getattr(sizing, name) is not None for name in SHAPED)
@@ -269,7 +276,7 @@ def tokens_of_shape(target: Target, sizing: PlanConfig, shape: ModelShape, most:
     Raises ConfigError if a budget buys another number of tokens for a given shape than `train.epochs` asks for.
     """
     law = law_of(sizing)
-    params = num_parameters(shape, law.counts == "all")
+    params = counted_parameters(shape, law.counts == "all")
     if target.fixed:
         bought = target.budget / 6 / params if target.budget else most
         if all(getattr(sizing, name) is not None for name in SHAPED) and not 1 / NEAR <= bought / most <= NEAR:

@@ -138,6 +138,25 @@ def test_tiles_equal_the_masked_attention(
         )
 
 
+@pytest.mark.parametrize("window", [1, 2, 64, 127, 128, 129, 399])
+@pytest.mark.parametrize("documents", [ROWS[1], None])
+def test_a_window_equals_the_masked_attention(documents: Tensor | None, window: int) -> None:
+    size = (2, 300) if documents is None else tuple(documents.shape)
+    inputs = projections(*size, torch.float64)
+    whole = torch.zeros(size, dtype=torch.int32) if documents is None else documents
+    distance = torch.arange(size[1])[:, None] - torch.arange(size[1])
+    visible = (whole[:, :, None] == whole[:, None]) & (distance >= 0) & (distance < window)
+    square = F.scaled_dot_product_attention(*inputs, attn_mask=visible[:, None], enable_gqa=True)
+    actual = attend_in_tiles(*inputs, documents, True, window)
+    for of_tiles, of_square in zip(with_gradients(actual, inputs), with_gradients(square, inputs)):
+        torch.testing.assert_close(of_tiles, of_square, rtol=1e-9, atol=1e-12)
+
+
+def test_tiles_have_no_keys_before_the_window() -> None:
+    rows = tiles_of(None, 1, 384, True, 50)
+    assert [(tile.begin, tile.first, tile.stop) for tile in rows] == [(0, 0, 128), (79, 128, 256), (207, 256, 384)]
+
+
 def test_attention_that_is_computed_in_tiles() -> None:
     def operators(mask: AttentionMask, length: int) -> set[str]:
         inputs = projections(1, length, torch.float32)
@@ -151,13 +170,15 @@ def test_attention_that_is_computed_in_tiles() -> None:
         documents = torch.zeros(1, length, dtype=torch.int32)
         assert operators(AttentionMask(places, None, None, causal, documents), length) == tiles
         assert operators(AttentionMask(places, None, document_mask(documents, causal), causal), length) == set()
+    assert operators(AttentionMask(places, None, None, True, window=8), 64) == tiles
 
 
 def test_the_operator_passes_torchs_opcheck() -> None:
     inputs = projections(5, 400, torch.float32)
     for documents in (ROWS[1], None):
         for causal in (True, False):
-            torch.library.opcheck(torch.ops.penstock.attend_in_tiles.default, (*inputs, documents, causal))
+            torch.library.opcheck(torch.ops.penstock.attend_in_tiles.default, (*inputs, documents, causal, 0))
+    torch.library.opcheck(torch.ops.penstock.attend_in_tiles.default, (*inputs, ROWS[1], True, 20))
 
 
 # ----------------------------------------------------------------------------------------------------------- in a model

@@ -41,10 +41,13 @@ def a_case(ignored: float = 0.3, seed: int = 0, dtype: torch.dtype = torch.float
     return x, weight, targets
 
 
-def expected_of(x: Tensor, weight: Tensor, targets: Tensor, z_loss: float, scale: float) -> tuple[Tensor, ...]:
+def expected_of(
+    x: Tensor, weight: Tensor, targets: Tensor, z_loss: float, scale: float, cap: float | None = None
+) -> tuple[Tensor, ...]:
     """Return the total, the cross-entropy of each token, and both gradients, by torch's functions in float64."""
     x, weight = (value.detach().double().requires_grad_() for value in (x, weight))
     logits = F.linear(x, weight)
+    logits = logits if cap is None else cap * (logits / cap).tanh()
     losses = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none", ignore_index=IGNORED)
     z = (logits.logsumexp(-1).square() * (targets != IGNORED)).sum()
     total = (losses.sum() + z_loss * z) * scale
@@ -65,12 +68,15 @@ def actual_of(head: HeadLoss, x: Tensor, weight: Tensor, targets: Tensor, factor
     z_loss=st.sampled_from([0.0, 1e-4, 0.5]),
     scale=st.sampled_from([1.0, 1 / 33, 65536.0]),
     seed=st.integers(0, 1000),
+    cap=st.sampled_from([None, 1.0, 15.0]),
 )
-def test_value_and_gradients(chunk: int, ignored: float, z_loss: float, scale: float, seed: int) -> None:
+def test_value_and_gradients(
+    chunk: int, ignored: float, z_loss: float, scale: float, seed: int, cap: float | None
+) -> None:
     x, weight, targets = a_case(ignored, seed)
-    head = HeadLoss(z_loss, chunk)
+    head = HeadLoss(z_loss, chunk, softcap=cap)
     head.scale, head.tally = scale, LossTally.empty(4, x.device)
-    total, losses, *gradients = expected_of(x, weight, targets, z_loss, scale)
+    total, losses, *gradients = expected_of(x, weight, targets, z_loss, scale, cap)
     actual, *actual_gradients = actual_of(head, x, weight, targets)
     assert actual.dtype == torch.float32
     assert actual.item() == pytest.approx(total.item(), rel=2e-6)

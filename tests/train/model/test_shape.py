@@ -72,6 +72,7 @@ OPTIONS: list[dict[str, Any]] = [
     {"activation": "gelu", "bias": True, "qk_norm": True, "head_dim": 12},
     {"positions": "relative"},
     {"activation": "gelu", "bias": True, "positions": "relative", "tie_embeddings": True, "head_dim": 10},
+    {"activation": "relu2", "residual_mixing": True, "value_embeddings": 1, "logit_softcap": 15.0},
 ]
 
 

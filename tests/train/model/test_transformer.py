@@ -29,7 +29,17 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "relative, bias, gelu, qk_norm": {"positions": "relative", "bias": True, "activation": "gelu", "qk_norm": True},
     "linear": {"rope_scaling": "linear", "rope_factor": 4.0},
     "llama3": {"rope_scaling": "llama3", "rope_factor": 8.0, "rope_original": 32},
+    "relu2, bounded logits": {"activation": "relu2", "logit_softcap": 2.0},
+    "value embeddings, mixing": {"num_layers": 4, "value_embeddings": 3, "residual_mixing": True, "bias": True},
 }
+WINDOWS: dict[str, dict[str, Any]] = {
+    "windows": {"num_layers": 4, "window_pattern": "SSL", "window": 3},
+    "modern": {
+        **{"num_layers": 3, "window_pattern": "S", "window": 4, "qk_norm": True, "activation": "relu2"},
+        **{"value_embeddings": 2, "residual_mixing": True, "logit_softcap": 5.0, "tie_embeddings": True},
+    },
+}
+"""Options of causal models only."""
 DOCUMENTS = torch.tensor([[0] * 4 + [1] * 7, [0] * 11, [0] + [1] * 9 + [2]], dtype=torch.int32)
 
 
@@ -43,11 +53,12 @@ def _one_thread() -> Iterator[None]:
 
 
 def shape_of(name: str) -> ModelShape:
-    return TINY.model_copy(update=OPTIONS[name])
+    return TINY.model_copy(update=(OPTIONS | WINDOWS)[name])
 
 
-@pytest.mark.parametrize("causal", [True, False], ids=["causal", "both sides"])
-@pytest.mark.parametrize("name", OPTIONS)
+@pytest.mark.parametrize(
+    ("name", "causal"), [*((name, True) for name in OPTIONS | WINDOWS), *((name, False) for name in OPTIONS)]
+)
 def test_logits_and_gradients_equal_the_oracle(name: str, causal: bool) -> None:
     shape, ids = shape_of(name), some_ids()
     model = small_model(shape, causal=causal)
@@ -66,7 +77,9 @@ def test_logits_and_gradients_equal_the_oracle(name: str, causal: bool) -> None:
 
 def test_number_of_parameters_is_the_plans() -> None:
     choices = {
-        "activation": ("swiglu", "gelu"),
+        "activation": ("swiglu", "relu2"),
+        "value_embeddings": (0, 1, 2),
+        "residual_mixing": (False, True),
         "bias": (False, True),
         "positions": ("rope", "relative"),
         "qk_norm": (False, True),
@@ -101,7 +114,7 @@ def initial_model(shape: ModelShape, causal: bool = True) -> Transformer:
     return model
 
 
-@pytest.mark.parametrize("name", OPTIONS)
+@pytest.mark.parametrize("name", OPTIONS | WINDOWS)
 def test_every_option_learns(name: str) -> None:
     ids = some_ids(8, 17)
     losses = losses_of(initial_model(shape_of(name)), ids[:, :-1], ids[:, 1:], 20)

@@ -173,6 +173,7 @@ def test_orthogonal_keeps_the_directions(shape: tuple[int, int, int]) -> None:
         ("lamb", {"exp_avg", "exp_avg_sq"}),
         ("adafactor", {"row_mean", "column_mean"}),
         ("muon", {"momentum"}),
+        ("normuon", {"momentum", "row_square"}),
     ],
 )
 def test_state_exists_from_the_beginning(name: str, expected: set[str]) -> None:
@@ -347,7 +348,7 @@ def test_a_row_has_the_bytes_of_the_state(name: str) -> None:
     for member in optimizer.members:
         numbers = member.parameter.numel()
         state = (row if member.name.startswith("blocks.") and member.is_matrix else row.of_others).state
-        sides = state.side * sum(member.parameter.shape)
+        sides = state.side * sum(member.parameter.shape) + state.row * member.parameter.shape[0]
         expected = state.matrix * numbers + sides if member.is_matrix else state.vector * numbers
         assert sum(value.nbytes for value in member.state.values()) == expected, member.name
         total += expected

@@ -13,7 +13,15 @@ from typing import NamedTuple
 
 from train.config.optim import OPTIMIZERS
 from train.config.settings import Settings
-from train.model.shape import ModelShape, matrix_params_of_layer, num_parameters, padded_columns, params_of_layer
+from train.model.shape import (
+    ModelShape,
+    counted_keys,
+    matrix_params_of_layer,
+    num_parameters,
+    padded_columns,
+    params_of_layer,
+    value_parameters,
+)
 from train.parallel.devices import Device, NumberFormat, number_format_of
 from train.plan.search.candidates import LayoutSplit
 
@@ -138,6 +146,9 @@ class Compute:
         # A materialized mask is computed in full; otherwise a causal kernel skips half of the pairs.
         if self.settings.train.objective != "mlm" and not by_keys and shape.positions == "rope":
             pairs /= 2
+        # On a CUDA device only the kernels for documents skip keys outside of a window.
+        if not by_keys and (self.device.kind == "cpu" or self.settings.train.document_mask):
+            pairs *= counted_keys(shape, length) / (shape.num_layers * length)
         products = 6 if shape.positions == "relative" else 4
         return products * pairs * shape.query_width / split.tensor / self._attention_flops
 
@@ -193,7 +204,9 @@ class Compute:
 
     def embedding(self, split: LayoutSplit, rows: float) -> float:
         """Return the seconds of the embedding lookup and of accumulating its gradients."""
-        return self.traffic(8 * self.positions(split, rows) * self.shape.d_model * self.width)
+        shape = self.shape
+        looked_up = shape.d_model + sum(map(shape.has_values, range(shape.num_layers))) * shape.key_width
+        return self.traffic(8 * self.positions(split, rows) * looked_up * self.width)
 
     def update(self, params: float, ranks: int) -> float:
         """Return the seconds of gradient norm, clipping and update on a rank.
@@ -232,7 +245,8 @@ class Compute:
         shape, matrices = self.shape, matrix_params_of_layer(self.shape)
         layer = params_of_layer(shape) - matrices + matrices / split.tensor
         copies = sum(ends) - (1 if all(ends) and shape.tie_embeddings and split.pipeline == 1 else 0)
-        return layer, copies * shape.vocab_size * shape.d_model / split.tensor
+        tables = value_parameters(shape) / split.pipeline
+        return layer, (copies * shape.vocab_size * shape.d_model + tables) / split.tensor
 
 
 MAPPED = 32 << 20
