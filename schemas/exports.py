@@ -49,7 +49,7 @@ class ExportReceipt(BaseModel):
     id: str = Field(pattern=TAKEDOWN_ID)
     """Id of the export: a digest of the destination, the options, the tables and the checkpoint."""
     made: str
-    """Time at which the export was complete, ISO 8601, UTC."""
+    """Time at which the export was complete, or at which an incomplete one was begun, ISO 8601, UTC."""
     destination: str
     """URI or absolute path of the folder. A URI with credentials in it is refused before an export starts."""
     options: dict[str, Any]
@@ -63,18 +63,34 @@ class ExportReceipt(BaseModel):
     counts: dict[str, int] = {}
     """Numbers of what was written, such as documents and tokens."""
     files: list[ExportedFile]
-    """Every file of the export."""
+    """Every file of a complete export."""
     code_version: str
     """Version of this package."""
     replaced_by: str = ""
     """Id of a later export at the same destination; empty = there is none."""
     deleted: bool = False
     """True if a takedown has deleted its files to make it again; what is at the destination now is not of this one."""
+    complete: bool = True
+    """False from the begin of an export to its end: if it was killed, files at the destination may hold documents."""
 
     def command(self, run: Store) -> str:
         """Return the command that makes the export again, to be run when its folder is empty."""
         options = [word for name, value in self.options.items() for word in (f"--{name.replace('_', '-')}", str(value))]
         return shlex.join(["penstock", "export", run.uri, "--out", self.destination, *options])
+
+
+def begin_receipt(
+    run: Store, out: Store, options: Mapping[str, Any], read: Mapping[str, str], checkpoint: str | None = None
+) -> ExportReceipt:
+    """Write the receipt of an export that begins into its run, and return it; `write_receipt` completes it.
+
+    If the export is killed, a takedown still knows its destination. Arguments are those of `write_receipt`.
+    """
+    receipt = _receipt(out, options, read, checkpoint=checkpoint).model_copy(update={"complete": False})
+    known = next((own for own in read_receipts(Store(run.address)) if own.id == receipt.id), None)
+    if known is None or known.deleted or known.replaced_by:
+        _store(Store(run.address), receipt)
+    return receipt if known is None else known
 
 
 def write_receipt(
@@ -92,27 +108,31 @@ def write_receipt(
     `options`: those of the command. `read`: digest of each table that was read, that of the documents first. `names`:
     the files; None: all in the folder. `more`: `counts` and `checkpoint` of the receipt.
     """
-    given = {name: value for name, value in sorted(options.items()) if value is not None}
-    receipt = ExportReceipt(
-        id=digest_of([out.address, given, dict(read), more.get("checkpoint")])[:12],
-        made=datetime.now(UTC).isoformat(timespec="seconds"),
-        destination=out.address,
-        options=given,
-        table=next(iter(read)),
-        tables=dict(read),
-        files=[
-            ExportedFile(path=name, bytes=out.size(name), sha256=out.sha256(name))
-            for name in sorted(out.walk() if names is None else names)
-        ],
-        code_version=version("penstock"),
-        **more,
-    )
+    files = [
+        ExportedFile(path=name, bytes=out.size(name), sha256=out.sha256(name))
+        for name in sorted(out.walk() if names is None else names)
+    ]
+    receipt = _receipt(out, options, read, files=files, **more)
     folder = Store(run.address)  # an earlier version of a run is read-only, but not its folder
     for other in [*read_receipts(folder)]:
         if other.destination == receipt.destination and not other.replaced_by and other.id != receipt.id:
             _store(folder, other.model_copy(update={"replaced_by": receipt.id}))
     _store(folder, receipt)
     return receipt
+
+
+def _receipt(out: Store, options: Mapping[str, Any], read: Mapping[str, str], **more: Any) -> ExportReceipt:
+    given = {name: value for name, value in sorted(options.items()) if value is not None}
+    return ExportReceipt(
+        id=digest_of([out.address, given, dict(read), more.get("checkpoint")])[:12],
+        made=datetime.now(UTC).isoformat(timespec="seconds"),
+        destination=out.address,
+        options=given,
+        table=next(iter(read)),
+        tables=dict(read),
+        code_version=version("penstock"),
+        **{"files": [], **more},
+    )
 
 
 def mark_deleted(run: Store, receipt: ExportReceipt) -> None:

@@ -37,7 +37,7 @@ from pipeline.export.shards import COMPRESSIONS
 from pipeline.stages import unmeasured_columns
 from schemas.config import Recipe
 from schemas.errors import ConfigError, ContractError
-from schemas.exports import write_receipt
+from schemas.exports import begin_receipt, write_receipt
 from schemas.logs import LOGGER, log_words
 from schemas.storage import Store
 from schemas.text import format_bytes
@@ -126,8 +126,10 @@ def export_command(arguments: Arguments) -> int:
     given = {name: value for name in ("licence", "creator", "url") if (value := getattr(arguments, name)) is not None}
     name = arguments.name or out.uri.rstrip("/").rpartition("/")[2]
     text = CardText(name=name, recipe=published_recipe(recipe), **given)
+    read = _read_first("clean", prepared)
+    _begin_receipt(arguments, run, out, read)
     manifest = _in_spark(recipe, arguments.verbose, lambda run_all: export_text(prepared, options, text, run_all))
-    _leave_receipt(arguments, run, out, _read_first("clean", prepared), counts=manifest["content"]["counts"])
+    _leave_receipt(arguments, run, out, read, counts=manifest["content"]["counts"])
     counts, files = manifest["content"]["counts"], manifest["content"]["files"]
     left_out = f"; {counts['left_out_by_where']:,} did not meet --where" if arguments.where else ""
     print(
@@ -194,9 +196,11 @@ def _export_table(arguments: Arguments, run: Store, out: Store, recipe: Recipe) 
     )
     if arguments.table in ("text", "comparisons"):
         LOGGER.warning(f"export: the table `{arguments.table}` is raw and may hold personal data")
+    read = _read_first(arguments.table, prepared)
+    _begin_receipt(arguments, run, out, read)
     manifest = _in_spark(recipe, arguments.verbose, lambda run_all: export_table(run, prepared, run_all))
     counts, files = manifest["content"]["counts"], manifest["content"]["files"]
-    _leave_receipt(arguments, run, out, _read_first(arguments.table, prepared), counts=counts)
+    _leave_receipt(arguments, run, out, read, counts=counts)
     rows = counts["rows"]
     print(f"{out.uri}: {rows:,} rows of {arguments.table} in {len(files):,} file(s)")
     return 0
@@ -216,6 +220,7 @@ def _in_spark(recipe: Recipe, verbose: bool, work: Callable[[Runner], dict[str, 
 def _export_megatron(arguments: Arguments) -> int:
     run, out = Store(arguments.run), Store(arguments.out)
     read = {DATASET: open_dataset(run).digest}
+    _begin_receipt(arguments, run, out, read)
     exported = export_megatron(run, out)
     for source in exported:
         print(f"{arguments.out}/{source.prefix}: {source.num_documents:,} documents, {source.num_tokens:,} tokens")
@@ -234,11 +239,24 @@ def _read_first(table: str, prepared: PreparedExport) -> dict[str, str]:
     return {table: digests[table]} | digests
 
 
+def _begin_receipt(arguments: Arguments, run: Store, out: Store, read: dict[str, str]) -> None:
+    """Write the receipt of an export that begins, so that a takedown knows its destination if it is killed."""
+    _or_warn(run, out, lambda: begin_receipt(run, out, _options(arguments), read))
+
+
 def _leave_receipt(arguments: Arguments, run: Store, out: Store, read: dict[str, str], **more: Any) -> None:
-    """Write the receipt of an export into its run; a run that cannot be written has a warning instead."""
-    options = {name: getattr(arguments, name) for name in ("format", *OPTIONS)}
+    """Write the receipt of a complete export into its run."""
+    _or_warn(run, out, lambda: write_receipt(run, out, _options(arguments), read, **more))
+
+
+def _options(arguments: Arguments) -> dict[str, Any]:
+    return {name: getattr(arguments, name) for name in ("format", *OPTIONS)}
+
+
+def _or_warn(run: Store, out: Store, write: Callable[[], object]) -> None:
+    """Write a receipt; a run that cannot be written has a warning instead."""
     try:
-        write_receipt(run, out, options, read, **more)
+        write()
     except (OSError, ContractError) as error:
         LOGGER.warning(f"export: {run.uri} has no receipt of {out.uri}, so a takedown will not name it: {error}")
 

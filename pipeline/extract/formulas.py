@@ -46,7 +46,7 @@ _ATTRIBUTE = re.compile(r"""(?<![\w:-])([\w:-]++)\s*+=\s*+(?:"([^"]*+)"|'([^']*+
 _KATEX_MATHML = re.compile(r'class="katex-mathml"[^<>]*+>')
 _MATHJAX_SOURCE = re.compile(r'\bdata-mathml="([^"]*+)"')
 _EMPTY_LINE = re.compile(r"\n[ \t]*\n")
-_COMMENT = re.compile(r"(?<!\\)%[^\n]*+\n")
+_COMMENT = re.compile(r"(?<!\\)%[^\n]*+(\n?)")
 _DELIMITERS = (("$$", "$$"), ("$", "$"), (r"\(", r"\)"), (r"\[", r"\]"))
 _BLANK = re.compile(r"(?:\\[,;:! ]|\\q?quad(?![a-zA-Z])|\\(?:display|text)style(?![a-zA-Z])|[~\s{}])*+\Z")
 _STYLE = re.compile(r"\\(?:display|text)style(?![a-zA-Z])\s*+")
@@ -306,7 +306,7 @@ def _tidy(source: str) -> str | None:
     """
     if len(source) > MAX_LATEX_CHARS:
         return None
-    latex = " ".join(_COMMENT.sub("\n", source).split())
+    latex = " ".join(_COMMENT.sub(lambda own: own[1] or own[0], source).split())
     for opening, closing in _DELIMITERS:
         inner = latex[len(opening) : -len(closing)]
         if latex.startswith(opening) and latex.endswith(closing) and inner and opening not in inner:

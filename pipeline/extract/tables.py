@@ -17,7 +17,7 @@ MAX_COLUMNS = 50
 _SPAN = re.compile(r' (col|row)span="(\d{1,4})"')
 _WIDE = re.compile(r"[\u2e80-\U0003ffff]")
 _NUMBERS = re.compile(r"[\d\s\v]+")
-_LINE_NUMBER = re.compile(r'.* data-line-number="\d+".*', re.DOTALL)
+_LINE_NUMBER = re.compile(r' data-line-number="\d+"')
 MAX_NUMBER_TAGS = 100
 """Number of tags of a cell whose texts are compared with line numbers."""
 _GUTTER_SIGNS = ("lineno", "blob-num", "gutter", "hljs-ln", "crayon-num", "line-number", "line_number", '"lnt"')
@@ -65,7 +65,10 @@ def code_tables(blocks: Blocks, kept: Sequence[int], places: Places) -> frozense
     for cell in range(min(around), max(int(blocks.ends[table]) for table in around)):
         if blocks.container(cell).element in CELLS and (table := places[cell].table) in around:
             source = blocks.tag(int(blocks.opened[cell])) if table not in tables else ""
-            if holds_line_numbers(source) and _NUMBERS.fullmatch(_text(blocks, cell) or _LINE_NUMBER.sub("0", source)):
+            if not holds_line_numbers(source):
+                continue
+            text = _text(blocks, cell)
+            if _NUMBERS.fullmatch(text) if text else _LINE_NUMBER.search(source):
                 tables.add(table)
     return frozenset(tables)
 

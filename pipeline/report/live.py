@@ -255,12 +255,21 @@ class LiveHandler(BaseHTTPRequestHandler):
             return
         if host not in HOST_NAMES:
             self._refuse(403, "The header Host does not name this machine.")
+        elif self._is_of_another_site(address.path):
+            self._refuse(403, "The request is one of another site.")
         elif not hmac.compare_digest(token.encode(), self.token.encode()):
             self._refuse(403, "The token is missing or wrong. Open the address that `penstock report --live` printed.")
         elif (answer := self._answers().get(address.path)) is None:
             self._refuse(404, "There is no such page.")
         else:
             self._send(200, *answer())
+
+    def _is_of_another_site(self, path: str) -> bool:
+        """Return True if a browser says that a page of another site sent the request; a link to "/" is allowed."""
+        if path != "/" and self.headers.get("Sec-Fetch-Site", "none") not in ("none", "same-origin"):
+            return True
+        origin = self.headers.get("Origin")
+        return origin is not None and urlsplit(origin).netloc.lower() != self.headers.get("Host", "").lower()
 
     def _refuse_method(self) -> None:
         self._refuse(405, "Only GET is allowed.", {"Allow": "GET"})

@@ -86,7 +86,12 @@ def _holds(run: Store, name: str, documents: frozenset[bytes]) -> bool:
 def describe_exports(run: Store, receipts: Sequence[ExportReceipt]) -> Iterator[str]:
     """Yield lines about exports that hold, or may hold, removed documents, with the command that makes each again."""
     for receipt in receipts:
-        if receipt.options.get("format") == MODEL:
+        if not receipt.complete:
+            yield (
+                f"export {receipt.id}: began to write {receipt.options.get('format')} of {receipt.table} to "
+                f"{receipt.destination} and did not end; delete what is in this folder"
+            )
+        elif receipt.options.get("format") == MODEL:
             yield f"export {receipt.id}: a model that was trained on them, in {receipt.destination}; delete it"
         else:
             yield (
@@ -98,7 +103,8 @@ def describe_exports(run: Store, receipts: Sequence[ExportReceipt]) -> Iterator[
 def files_left(run: Store, receipt: ExportReceipt) -> list[str] | None:
     """Return the files of an export that are still at its destination with their old content; None: not reachable.
 
-    Files that a newer export at this destination has with the same content are left out.
+    Files that a newer export at this destination has with the same content are left out. Of an incomplete export these
+    are all files in the folder.
     """
     newer = {
         (file.path, file.sha256)
@@ -108,6 +114,8 @@ def files_left(run: Store, receipt: ExportReceipt) -> list[str] | None:
     }
     try:
         out = Store(receipt.destination)
+        if not receipt.complete:
+            return sorted(out.walk())
         present = [file for file in receipt.files if (file.path, file.sha256) not in newer and out.exists(file.path)]
         return [file.path for file in present if out.sha256(file.path) == file.sha256]
     except (PenstockError, OSError):
@@ -124,6 +132,7 @@ def check_exports(run: Store, certificate: Certificate) -> Iterator[str]:
             yield f"export {identifier}: {receipt.destination} cannot be read from here, so it was not checked"
         elif left:
             what = "is a model trained on removed documents" if receipt.checkpoint else "still holds removed documents"
+            what = what if receipt.complete else "was not written to the end and may hold removed documents"
             yield f"export {identifier}: {receipt.destination} {what}, in {len(left):,} file(s), such as {left[0]}"
         else:
             again = f", replaced by export {receipt.replaced_by}" if receipt.replaced_by else ""

@@ -35,7 +35,7 @@ HOST_BYTES, BLOCK_BYTES = 8, 16
 HOSTS_AT_ONCE = 1 << 12
 """Number of hosts whose keys are cached."""
 FENCE = "```"
-CODE = re.compile(r"[;{}\\]\s*$|\(\)\s*:?\s*$|^\s*(?:#include\b|//|/\*|import \w|from [\w.]+ import )")
+CODE = re.compile(r"[;{}\\]\s*+$|\(\)\s*+:?\s*+$|^\s*(?:#include\b|//|/\*|import \w|from [\w.]+ import )")
 """Lines that look like code. Pages about programming share such lines, which are content."""
 
 

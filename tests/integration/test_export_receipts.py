@@ -127,6 +127,32 @@ def test_a_killed_replacement_resumes(run: Path, kind: str) -> None:
     assert new.counts[count] == old.counts[count] - 1
 
 
+def test_a_killed_export_is_named_by_a_takedown(run: Path, capsys) -> None:
+    with mock.patch(INTERRUPTED["jsonl"], side_effect=Killed), pytest.raises(Killed):
+        export(run, "out", "--format", "jsonl")
+    begun = receipts(run)["out"]
+    assert (begun.complete, begun.files) == (False, [])
+    document = next(row for row in rows_of(run, "clean") if row["drop_stage"] is None)
+    assert take_down(run, doc=[document["doc_id"].hex()]) == 0
+    assert f"to {run.parent / 'out'} and did not end; delete what is in this folder" in capsys.readouterr().out
+    (certificate,) = certificates(run)
+    check = ["takedown", str(run), "--check", f"takedowns/{certificate.id}.json"]
+    assert main(check) == 0
+    assert "was not written to the end and may hold removed documents" in capsys.readouterr().out
+    shutil.rmtree(run.parent / "out")
+    assert main(check) == 0
+    assert "no file of it is left" in capsys.readouterr().out
+
+
+def test_a_resumed_export_completes_its_receipt(run: Path) -> None:
+    with mock.patch(INTERRUPTED["jsonl"], side_effect=Killed), pytest.raises(Killed):
+        export(run, "out", "--format", "jsonl")
+    out = export(run, "out", "--format", "jsonl")
+    (receipt,) = read_receipts(Store(str(run)))
+    assert receipt.complete
+    assert {file.path for file in receipt.files} == {*all_bytes(out)}
+
+
 def test_an_export_without_the_documents_is_not_named(run: Path, capsys) -> None:
     dropped = next(row for row in rows_of(run, "documents") if row["drop_stage"] is not None and row["url"])
     export(run, "text", "--format", "jsonl")

@@ -24,7 +24,7 @@ _FILES = (b"0", b"\0", b"7")
 _SPARSE = "GNU.sparse"
 """Start of the names of fields that describe a file with holes, which is not read."""
 _PAX_FIELD = re.compile(rb"(\d{1,9}) ([^=\n]+)=")
-_COMMIT = re.compile(rb"\d+ comment=([0-9a-f]{40}(?:[0-9a-f]{24})?)\n")
+_COMMIT = re.compile(rb"(?<!\d)\d{1,9} comment=([0-9a-f]{40}(?:[0-9a-f]{24})?)\n")
 
 
 class ArchiveMember(NamedTuple):

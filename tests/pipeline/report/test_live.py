@@ -41,14 +41,19 @@ def server(run: Store) -> Iterator[LiveServer]:
 
 
 def ask(
-    server: LiveServer, path: str = "/", token: str | None = None, host: str = "127.0.0.1", method: str = "GET"
+    server: LiveServer,
+    path: str = "/",
+    token: str | None = None,
+    host: str = "127.0.0.1",
+    method: str = "GET",
+    **headers: str,
 ) -> http.client.HTTPResponse:
     """Return the response to a request."""
     address = urlsplit(server.address)
     assert address.hostname == "127.0.0.1"
     connection = http.client.HTTPConnection("127.0.0.1", address.port or 0, timeout=10)
     query = f"?token={server.token if token is None else token}"
-    connection.request(method, f"{path}{query}", headers={"Host": f"{host}:{address.port}"})
+    connection.request(method, f"{path}{query}", headers={"Host": f"{host}:{address.port}", **headers})
     return connection.getresponse()
 
 
@@ -68,6 +73,14 @@ def test_another_host_is_refused(server: LiveServer) -> None:
     assert [ask(server, host=host).status for host in hosts] == [403] * 4
     assert [ask(server, host=host).status for host in ("127.0.0.1", "localhost")] == [200, 200]
     assert ask(server, host="[").status == 400
+
+
+def test_a_request_of_another_site_is_refused(server: LiveServer) -> None:
+    own = {"Origin": f"http://{urlsplit(server.address).netloc}", "Sec-Fetch-Site": "same-origin"}
+    for headers in ({"Origin": "https://evil.example"}, {"Origin": "null"}, {"Sec-Fetch-Site": "cross-site"}):
+        assert ask(server, "/state", **headers).status == 403
+    assert ask(server, "/state", **own).status == 200
+    assert ask(server, "/", **{"Sec-Fetch-Site": "cross-site"}).status == 200  # a link to the page
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "HEAD", "OPTIONS"])

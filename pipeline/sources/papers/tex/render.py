@@ -35,8 +35,8 @@ LINE, PARAGRAPH, CUT = "\x1e", "\x1d", "\x1c"
 MAX_GROUPS = 64
 """Maximum number of open groups around an item of a list."""
 _LENGTH = re.compile(
-    r"\s*=?\s*[-+]?(?:[\d.]+|(?=\\))\s*(?:true)?\s*(?:pt|em|ex|cm|mm|in|pc|bp|sp|mu|dd|cc|fil{1,3})?"
-    r"(?:\s*(?:plus|minus)\s*[-+]?[\d.]+\s*(?:pt|em|ex|cm|mm|in|fil{1,3})?)*"
+    r"\s*+=?\s*+[-+]?(?:[\d.]++|(?=\\))\s*+(?:true)?\s*+(?:pt|em|ex|cm|mm|in|pc|bp|sp|mu|dd|cc|fil{1,3})?"
+    r"(?:\s*+(?:plus|minus)\s*+[-+]?[\d.]++\s*+(?:pt|em|ex|cm|mm|in|fil{1,3})?)*"
 )
 _BRACKETS = re.compile(rf" ?[(\[](?:see|e\.g\.,?|cf\.|and|[\s,;]|{CUT})*+[)\]]")
 """Brackets around places of citations, if one is in them."""
