@@ -6,6 +6,7 @@ manifests, which all machines see alike on a mounted folder, and which a copy on
 
 import os
 from collections.abc import Iterable
+from typing import Any
 
 import torch.distributed as dist
 
@@ -61,8 +62,8 @@ def _mark(folder: Store, name: str) -> tuple[int, int] | None:
     return status.st_ino, status.st_ctime_ns
 
 
-def _gathered(value: object, ranks: Ranks) -> list:
+def _gathered(value: object, ranks: Ranks) -> list[Any]:
     """Return the values of all ranks, by rank."""
-    values = [None] * ranks.world_size
+    values: list[Any] = [None] * ranks.world_size
     dist.all_gather_object(values, value, group=ranks.control)
     return values

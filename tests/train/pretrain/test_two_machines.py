@@ -64,7 +64,7 @@ def test_the_machine_with_the_damaged_copy_says_so(tmp_path: Path, settings, dam
     assert penstock(["plan", str(run)]) == 0
     shutil.copytree(run, copy)
     for path in damage(copy):
-        flip_byte(path, -1500)
+        flip_byte(path)
     codes, (sound, damaged) = train((run, copy), tmp_path)
     assert 0 not in codes
     sentences = [line for line in damaged.splitlines() if found in line]
