@@ -125,6 +125,10 @@ class StateFile(_FrozenModel):
     """SHA-256 (hex) of the bytes passed to the filesystem."""
 
 
+DIGEST = "digest"
+"""Key of `checkpoint.json` with the digest of the others; checkpoints of earlier versions do not have it."""
+
+
 class CheckpointMetadata(_FrozenModel):
     """The content of `checkpoint.json`."""
 
@@ -150,8 +154,9 @@ class CheckpointMetadata(_FrozenModel):
         return sum(file.size for file in self.files.values())
 
     def to_bytes(self) -> bytes:
-        """Return the content of `checkpoint.json`."""
-        return canonical_json(json.loads(self.model_dump_json()))
+        """Return the content of `checkpoint.json`, which has a digest of its other fields."""
+        fields = json.loads(self.model_dump_json())
+        return canonical_json({DIGEST: digest_of(fields), **fields})
 
 
 def folder_name(step: int) -> str:
@@ -162,10 +167,11 @@ def folder_name(step: int) -> str:
 def parse_metadata(data: bytes, where: str) -> CheckpointMetadata:
     """Parse checkpoint metadata; `where`: the path of its file.
 
-    Raises ContractError if a field is invalid, or if the step is not the one in the folder's name.
+    Raises ContractError if a field is invalid, if the content has another digest, or if the step is not the one in the
+    folder's name.
     """
     try:
-        checkpoint = CheckpointMetadata.model_validate_json(data)
+        checkpoint = CheckpointMetadata.model_validate_json(_without_digest(data, where))
     except ValidationError as error:
         problems = [f"{'.'.join(map(str, item['loc'])) or 'JSON'}: {item['msg']}" for item in error.errors()]
         raise ContractError(
@@ -183,6 +189,23 @@ def parse_metadata(data: bytes, where: str) -> CheckpointMetadata:
             f"Rename the folder to {checkpoint.name}."
         )
     return checkpoint
+
+
+def _without_digest(data: bytes, where: str) -> bytes:
+    """Return the content of `checkpoint.json` without its digest. Raises ContractError if it has another digest."""
+    try:
+        fields = json.loads(data)
+    except (ValueError, RecursionError):
+        return data  # what is wrong is named when the fields are validated
+    if not isinstance(fields, dict) or DIGEST not in fields:
+        return data
+    expected, actual = fields.pop(DIGEST), digest_of(fields)
+    if expected != actual:
+        raise ContractError(
+            f"{where}: expected content with digest {expected!r:.80}, got {actual}. The file is damaged or was edited: "
+            "remove this checkpoint's folder to resume from the previous one."
+        )
+    return json.dumps(fields).encode()
 
 
 STAGE_SETTINGS = {

@@ -26,7 +26,7 @@ def _epochs(epochs: dict[str, float]) -> dict[str, float]:
 
 
 PACK_CHUNKS = 64
-"""The value of `train.pack_chunks` in a new plan. A group of 64 chunks of 8,192 tokens is packed in 0.4 ms."""
+"""The value of `train.pack_chunks` in a new plan. A group of 64 chunks of 8,192 tokens is packed in about 1 ms."""
 MIN_BF16_CAPABILITY, MIN_FP16_CAPABILITY = (8, 0), (7, 0)
 """Minimum CUDA compute capability at which precision = auto means bf16, and at which it means fp16."""
 Shares = Annotated[dict[str, float], AfterValidator(_shares)]

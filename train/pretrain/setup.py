@@ -39,7 +39,6 @@ from train.config.settings import Settings
 from train.data.batches import Batches
 from train.data.mapped import map_dataset, with_manifest, write_mapped
 from train.data.packing import packed_files, write_packing
-from train.data.verify import verify_dataset, verify_files
 from train.dataset_history import comparable_digest
 from train.model.fp8 import check_fp8
 from train.monitor.metrics import MANIFEST_NAME, read_train_manifest
@@ -47,7 +46,7 @@ from train.monitor.profiler import ProfileWindow, parse_window
 from train.parallel.devices import RunDevices, peak_of_devices, unknown_peak
 from train.parallel.layout import axes_of
 from train.parallel.pipeline import check_schedule
-from train.parallel.ranks import Ranks, default_threads, torchrun_placement
+from train.parallel.ranks import Ranks, default_threads
 from train.plan.plan import (
     PLAN_NAME,
     Plan,
@@ -59,6 +58,7 @@ from train.plan.plan import (
     verify_plan,
     write_plan,
 )
+from train.pretrain.verification import verify_on_ranks
 
 
 @dataclass(frozen=True)
@@ -88,10 +88,14 @@ class TrainingSetup:
         return Batches(self.dataset, self.settings.train, open_order(self.run, self.dataset, self.plan))
 
 
-def check_run(run: Store, overrides: Sequence[str], ranks: Ranks) -> tuple[Plan, CheckpointMetadata | None, bool]:
-    """Check the settings, devices, dataset and checkpoint of a run; called on rank 0 only.
+CheckedRun = tuple[Plan, CheckpointMetadata | None, list[str]]
+"""The plan of a run, the checkpoint to resume from (None = there is none), and the warnings to print."""
 
-    Return the plan, the checkpoint to resume from (None = there is none), and True if the run is complete.
+
+def check_run(run: Store, overrides: Sequence[str], ranks: Ranks) -> CheckedRun:
+    """Check the settings, devices and checkpoint of a run; called on rank 0 only. Nothing is changed.
+
+    Return the plan, the checkpoint to resume from (None = there is none), and the warnings to print.
     """
     local_path(run, "train")
     check_own_folders(run, "train")
@@ -111,17 +115,23 @@ def check_run(run: Store, overrides: Sequence[str], ranks: Ranks) -> tuple[Plan,
         seen = comparable_digest(run, dataset, (checkpoint.name, checkpoint.step), checkpoint.identity.dataset)
         check_identity(checkpoint, identity.model_copy(update={"dataset": seen}))
         check_skips(checkpoint, plan, skip)
-    verify_dataset(run, dataset, packed_files(run, dataset, settings.train))
+    return plan, checkpoint, [*lines, *unknown_peak(settings, here)]
+
+
+def begin_run(run: Store, checked: CheckedRun) -> bool:
+    """Remove what a killed process left, write the plan, and print the warnings; return True if the run is complete.
+
+    Called on rank 0 only.
+    """
+    plan, checkpoint, lines = checked
     done = checkpoint is not None and _is_done(run, checkpoint)
     if not done:
         run.delete(MANIFEST_NAME)
     remove_incomplete(run)
-    write_plan(run, plan.model_copy(update={"settings": _stored(settings), "layouts": planned_layouts(run)}))
-    if not done:
-        lines = [*lines, *unknown_peak(settings, here)]
-        for line in lines:
-            show(f"penstock: {line}", logging.WARNING)
-    return plan, checkpoint, done
+    write_plan(run, plan.model_copy(update={"settings": _stored(plan.settings), "layouts": planned_layouts(run)}))
+    for line in () if done else lines:
+        show(f"penstock: {line}", logging.WARNING)
+    return done
 
 
 def current_plan(run: Store, dataset: Dataset, overrides: Sequence[str], here: RunDevices) -> tuple[Plan, list[str]]:
@@ -186,12 +196,14 @@ def _is_done(run: Store, checkpoint: CheckpointMetadata) -> bool:
 
 
 def prepare(run: Store, overrides: Sequence[str], ranks: Ranks) -> TrainingSetup:
-    """Check the run on rank 0, then open it on every rank. Raises ConfigError or ContractError if a check fails."""
-    plan, checkpoint, done = ranks.on_first(lambda: check_run(run, overrides, ranks))
-    dataset, place = open_dataset_once(run, ranks), torchrun_placement()
-    if ranks.rank and place is not None and place[0] == 0:
-        # Another machine may have copies of its own. The shards are compared when they are read.
-        verify_files(run, dataset.folder.uri, packed_files(run, dataset, plan.settings.train))
+    """Check the run on rank 0 and its data on every machine, then open it on every rank.
+
+    Raises ConfigError or ContractError if a check fails.
+    """
+    checked = ranks.on_first(lambda: check_run(run, overrides, ranks))
+    (plan, checkpoint, _), dataset = checked, open_dataset_once(run, ranks)
+    verify_on_ranks(run, dataset, packed_files(run, dataset, plan.settings.train), ranks)
+    done = ranks.on_first(lambda: begin_run(run, checked))
     layout = plan.settings.layout
     current = layout_of(layout, axes_of(layout, ranks.world_size), default_threads(ranks), ranks.device.type)
     # The number of threads changes the last bits of sums, so a run that resumes with as many ranks keeps it.

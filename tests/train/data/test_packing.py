@@ -354,14 +354,14 @@ def test_processes_share_the_parts_and_resume(tmp_path: Path, monkeypatch: pytes
 
 
 def test_ten_billion_documents_are_counted_in_minutes_and_stored_in_megabytes() -> None:
-    """10^10 documents of 1,000 tokens; 0.8 microseconds a piece is measured with reading, on one core."""
+    """10^10 documents of 1,000 tokens; a piece takes 0.5 to 1 microsecond on one core."""
     documents, cores = 10**10, 64
     shape = PackingShape(documents * 1000 // 8192 * 8192, 8192, PACK_CHUNKS, 2048)
     num_parts = -(-shape.num_tokens // packing.PART_TOKENS)
     assert num_parts > 100 * cores  # the cores finish together
     assert 8 * (shape.num_groups + 1) < 160e6  # bytes of the index; 13 bytes a piece would be 170 GB
     pieces = documents * (1 + 1000 / 2048)
-    assert pieces * 0.8e-6 / cores < 5 * 60  # seconds
+    assert pieces * 1e-6 / cores < 5 * 60  # seconds
 
 
 def test_the_index_of_an_earlier_version_opens(tmp_path: Path) -> None:

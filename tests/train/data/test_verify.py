@@ -5,6 +5,7 @@ import re
 import shutil
 import subprocess
 import sys
+import threading
 from argparse import ArgumentParser
 from pathlib import Path
 
@@ -47,6 +48,26 @@ def test_a_file_that_was_just_written_is_read_again(run: Store) -> None:
     dataset = open_dataset(run)
     files = len(dataset.manifest.content.files) + 1
     assert [verify_dataset(run, dataset) for _ in range(2)] == [files, files]
+
+
+def test_sizes_and_times_take_one_request_a_file_and_many_at_once(run: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number in range(300):
+        run.write_atomic(f"files/{number}", b"")
+    asked, waiting, stat = list[str](), threading.Barrier(3, timeout=60), os.stat
+
+    def asking(path: str) -> os.stat_result:
+        asked.append(path)
+        if len(asked) <= 3:
+            waiting.wait()  # the first three requests are made at the same time, by three threads
+        return stat(path)
+
+    monkeypatch.setattr(verify.os, "stat", asking)
+    expected = [(run, f"files/{number}", "") for number in range(300)]
+    problems: list[str] = []
+    files = verify.list_files([*expected, (run, "files", ""), (run, "none", "")], problems)
+    assert [file.path for file in files] == [f"files/{number}" for number in range(300)]
+    assert len(asked) == 302
+    assert [text.partition(": ")[0].rpartition("/")[2] for text in problems] == ["files", "none"]
 
 
 @pytest.mark.parametrize("kind", ["path", "docs_path"])

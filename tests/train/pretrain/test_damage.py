@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 from collections.abc import Iterator
@@ -12,7 +13,8 @@ import pytest
 
 from jobs.cli import main as penstock
 from tests.support.tiny_runs import copied, make_run, trained
-from train.eval import generate
+from train.eval import evaluate, generate
+from train.export import llama
 from train.pretrain.__main__ import main as pretrain
 
 pytestmark = pytest.mark.dist
@@ -81,6 +83,37 @@ def test_a_damaged_file(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture
         assert codes[1:] == [2, 2]
     if file == PLAN:
         assert codes[2] == 2
+
+
+def test_a_flipped_bit_in_any_file_of_a_checkpoint(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whatever reads a checkpoint compares all of its files, and names the expected and the actual digest."""
+    folder = copied(run, tmp_path / "run")
+    checkpoint = (folder / CHECKPOINT).parent
+    names = sorted(path.name for path in checkpoint.iterdir())
+    assert {".metadata", "__0_0.distcp", "checkpoint.json"} <= {*names}
+    readers = {
+        "generate": lambda: generate.main([str(folder), "--tokens", "2"]),
+        "evaluate": lambda: evaluate.main([str(folder), "--on", str(folder), "--sequences", "2"]),
+        "export": lambda: llama.main([str(folder), "--out", str(tmp_path / "exported")]),
+        "resume": lambda: pretrain([str(folder)]),
+    }
+    for name in names:
+        path = checkpoint / name
+        data = path.read_bytes()
+        # A digit of a number: the file stays JSON, and the checkpoint stays one of this run.
+        place = data.index(b'"heldout"') - 20 if name == "checkpoint.json" else len(data) // 2
+        place = max(i for i in range(place) if data[i : i + 1].isdigit()) if name == "checkpoint.json" else place
+        path.write_bytes(data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :])
+        for reader, read in readers.items():
+            capsys.readouterr()
+            assert read() == 2, (name, reader)
+            printed = capsys.readouterr().err
+            pattern = r"expected content with digest '[0-9a-f]{64}', got [0-9a-f]{64}"
+            pattern = pattern if name == "checkpoint.json" else r"expected SHA-256 [0-9a-f]{64}, got [0-9a-f]{64}"
+            assert re.search(pattern, printed), (name, reader, printed)
+        path.write_bytes(data)
 
 
 @pytest.mark.parametrize("kind", ["folder", "pipe"])
