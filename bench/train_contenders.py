@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from train.config.settings import Settings
 from train.data.rows import IGNORED, Rows
 from train.data.stages import StagePlan
+from train.model.draw import BY_POSITION
 from train.model.shape import ModelShape, flops_per_token, num_parameters
 from train.model.transformer import build_model, initial_weight
 from train.parallel.ranks import Ranks
@@ -91,6 +92,7 @@ def plan_of(case: Case, sections: Mapping[str, Mapping[str, Any]]) -> Plan:
         flops_per_token=flops_per_token(case.shape, case.seq_len),
         settings=Settings.model_validate(sections),
         figures=[],
+        initial_weights=BY_POSITION,
     )
 
 

@@ -130,6 +130,12 @@ SLOW = {
     "recompute in a pipeline": Case(2, {"pipeline": 2, "activation_checkpointing": "full", "micro_batch": 3}),
     "recompute x tensor": Case(2, {"tensor": 2, "activation_checkpointing": "selective"}),
     "offload x tensor": Case(4, {"tensor": 2, "offload": True}),
+    "offload parameters x tensor": Case(4, {"tensor": 2, "offload": "parameters"}),
+    "offload optimizer x pipeline, muon": Case(
+        4, {"pipeline": 2, "micro_batch": 3, "offload": "optimizer"}, optim={"optimizer": "muon"}
+    ),
+    "offload optimizer, zero1": Case(2, {"data": "zero1", "offload": "optimizer"}),
+    "offload optimizer, compile, hsdp": Case(4, {"replicate": 2, "offload": "optimizer", "compile": True}),
     "compile": Case(2, {"compile": True}),
     "compile, ddp, recompute all": Case(2, {"data": "ddp", "compile": True, "activation_checkpointing": "full"}),
     "compile x tensor": Case(2, {"tensor": 2, "compile": True}, TIED),

@@ -22,6 +22,7 @@ from schemas.paths import check_deletable, check_own_folders, is_below
 from schemas.storage import MAX_JSON_BYTES, Store
 from schemas.tokens import Dataset, open_dataset
 from schemas.versions import DATASET
+from train.config.layout import offload_of_older_version
 from train.config.settings import Settings
 from train.config.train import CheckpointConfig
 from train.data.order import SampleOrder
@@ -255,7 +256,14 @@ def _stage_pairs(expected: Any, given: Any) -> dict[str, tuple[Any, Any]]:
 
 def _flat(layout: Layout) -> dict[str, Any]:
     rest = layout.model_dump(mode="json", include={"threads", "device", "kernels"})
-    return {"ranks": layout.ranks, **layout.axes, **layout.settings, **rest}
+    # A checkpoint of an older version lacks newer settings, and has `offload` as a boolean.
+    settings = NEWER_SETTINGS | layout.settings
+    settings["offload"] = offload_of_older_version(settings.get("offload", "none"))
+    return {"ranks": layout.ranks, **layout.axes, **settings, **rest}
+
+
+NEWER_SETTINGS = {"offload_dir": None}
+"""Settings of `[layout]` that version 0.1.0 does not have, with the values that mean what it does."""
 
 
 def _pairs(expected: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:

@@ -1,8 +1,8 @@
 """The section `[layout]`: how model and batch are divided among ranks; only compression changes the results."""
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from schemas.config import Section, execution
 
@@ -16,6 +16,14 @@ MICRO_BATCH = 8
 """Number of rows in a micro-batch, if neither the recipe nor a layout search sets it."""
 CHUNK_TOKENS = {"cpu": 1024, "cuda": 8192}
 """Number of tokens whose logits are in memory at once, by device type."""
+
+
+Offload = Literal["none", "parameters", "optimizer", "all"]
+
+
+def offload_of_older_version(value: Any) -> Any:
+    """Return the value of `offload` that an older version wrote as a boolean."""
+    return {False: "none", True: "all"}[value] if isinstance(value, bool) else value
 
 
 class LayoutConfig(Section):
@@ -59,8 +67,15 @@ class LayoutConfig(Section):
     matrix products and attention; budget: as many whole layers as `activation_budget` requires."""
     activation_budget: int | None = execution(None, ge=1)
     """With activation_checkpointing = budget: maximum size of the activations that a rank stores [bytes]."""
-    offload: bool = execution(False)
-    """Keep weights, gradients and optimizer states of zero2 and zero3 in the host's memory."""
+    offload: Annotated[Offload, BeforeValidator(offload_of_older_version)] = execution("none")
+    """What the host's memory keeps. parameters: weights and gradients; optimizer: optimizer states; all: all three.
+
+    With all, the host computes updates. Otherwise the device does, and what is on the host is brought to it and back,
+    a few parameters at a time. An older plan has false for none and true for all. Source: Rajbhandari et al. 2021,
+    arXiv 2104.07857 (ZeRO-Infinity)."""
+    offload_dir: str | None = execution(None)
+    """With offload = optimizer or all: folder on a disk in which optimizer states are kept, such as `/nvme`; None = the
+    host's memory. Each machine uses its own folder of this name. Weights stay in memory."""
     compile: bool | Literal["auto"] = execution("auto")
     """Compile layers with torch.compile. auto: on a CUDA device, unless the schedule is zero_bubble or zbv,
     whose backward pass torch.compile cannot split."""
@@ -82,7 +97,14 @@ class LayoutConfig(Section):
         sharded = self.data in ("zero2", "zero3")
         problems = [
             (self.replicate > 1 and not sharded, f"replicate = {self.replicate} requires data = zero2 or zero3"),
-            (self.offload and not sharded, "offload requires data = zero2 or zero3"),
+            (
+                self.offloads_parameters and not sharded,
+                f"offload = {self.offload} requires data = zero2 or zero3, got {self.data}",
+            ),
+            (
+                self.offload_dir is not None and not self.offloads_states,
+                f"offload_dir requires offload = optimizer or all, got {self.offload}",
+            ),
             (
                 not sharded and max(self.context, self.tensor, self.pipeline) > 1,
                 f"context, tensor and pipeline require data = zero2 or zero3, got {self.data}",
@@ -133,6 +155,16 @@ class LayoutConfig(Section):
         if self.micro_batch is None:
             changes["micro_batch"] = MICRO_BATCH
         return self.model_copy(update=changes) if changes else self
+
+    @property
+    def offloads_parameters(self) -> bool:
+        """True if weights and gradients are in the host's memory."""
+        return self.offload in ("parameters", "all")
+
+    @property
+    def offloads_states(self) -> bool:
+        """True if optimizer states are in the host's memory or on a disk."""
+        return self.offload in ("optimizer", "all")
 
     @property
     def rows_at_once(self) -> int:

@@ -12,6 +12,8 @@ from pydantic import Field, model_validator
 
 from schemas.config import Section
 
+STREAMED_NUMBERS = 1 << 22
+"""With offloading: elements of the parameters that are brought to the device at once; a larger parameter is alone."""
 NUMBERS_AT_ONCE = 1 << 24
 """Maximum number of elements of whole parameters that an update processes at once, to bound temporary memory."""
 NEWTON_SCHULZ_STEPS = 5

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pkgutil import resolve_name
 from typing import Protocol
 
@@ -50,8 +51,16 @@ class Optimizer:
         return [member for rule in self.rules for member in rule.members]
 
 
-def make_optimizer(parameters: Mapping[str, nn.Parameter], config: OptimConfig) -> Optimizer:
-    """Return the optimizer of these parameters, with its state allocated.
+GroupRules = Callable[[Sequence[ShardedParameter], Callable[[Sequence[ShardedParameter]], UpdateRule]], UpdateRule]
+"""Return one rule for some parameters from a function that returns the rule of a part of them."""
+
+
+def make_optimizer(
+    parameters: Mapping[str, nn.Parameter],
+    config: OptimConfig,
+    group: GroupRules = lambda members, make: make(members),
+) -> Optimizer:
+    """Return the optimizer of these parameters, with its state allocated. `group`: by default one rule for all.
 
     Parameters, by name, are plain tensors or DTensors on any meshes. Ranks with shards of the same parameters must pass
     the parameters in the same order. Weight decay applies to matrices, but to the embedding only with
@@ -64,14 +73,15 @@ def make_optimizer(parameters: Mapping[str, nn.Parameter], config: OptimConfig) 
     config = config.for_device(next((member.parameter.device.type for member in members), "cpu"))
     declared = OPTIMIZERS[config.optimizer]
     if declared.others is None:
-        return Optimizer([_update_rule(declared, members, config)])
+        return Optimizer([group(members, partial(_update_rule, declared, config))])
     of_layers = [m for m in members if m.name.startswith("blocks.") and m.is_matrix]
     names = {m.name for m in of_layers}
     others = [m for m in members if m.name not in names]
-    return Optimizer([_update_rule(declared, of_layers, config), _update_rule(declared.of_others, others, config)])
+    pairs = ((declared, of_layers), (declared.of_others, others))
+    return Optimizer([group(own, partial(_update_rule, each, config)) for each, own in pairs])
 
 
-def _update_rule(declared: DeclaredOptimizer, members: Sequence[ShardedParameter], config: OptimConfig) -> UpdateRule:
+def _update_rule(declared: DeclaredOptimizer, config: OptimConfig, members: Sequence[ShardedParameter]) -> UpdateRule:
     make: Callable[..., UpdateRule] = resolve_name(declared.rule)
     return make(members, **{name: getattr(config, name) for name in declared.settings})
 

@@ -148,6 +148,10 @@ class ShardedParameter:
             shard = self._locals[key] = local_tensor(tensor)
         return shard
 
+    def look_up_instead(self, key: str, tensor: Tensor) -> None:
+        """Let `held(key)`, or `values` for an empty key, return `tensor` until the look-ups are reset."""
+        self._locals[key] = tensor
+
     def reset_lookups(self) -> None:
         """Discard the cached local tensors."""
         self._locals.clear()

@@ -127,7 +127,7 @@ def shard(model: Transformer, mesh: Mesh, layout: LayoutConfig, precision: str) 
         # Inputs are not cast: the rotary table is passed in float32, and bf16 would round high positions.
         policy = MixedPrecisionPolicy(number, torch.float32, cast_forward_inputs=False)
     pinned = torch.cuda.is_available()
-    offload = CPUOffloadPolicy(pin_memory=pinned) if layout.offload else OffloadPolicy()
+    offload = CPUOffloadPolicy(pin_memory=pinned) if layout.offloads_parameters else OffloadPolicy()
     for module in (*model.blocks.values(), model):
         # The outermost part (embedding, last norm, output matrix) is needed again directly after the forward pass.
         freed = layout.data == "zero3" and module is not model

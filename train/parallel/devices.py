@@ -69,6 +69,11 @@ class Device(BaseModel):
     """Link between the devices of a node."""
     between: Link
     """Link between nodes: a device's share of its node's adapters."""
+    host_bandwidth: float = Field(default=2.5e10, gt=0)
+    """Bandwidth that each device of a node has to the memory of the host [bytes/s]; the default is an estimate."""
+    disk_bandwidth: float = Field(default=2e9, gt=0)
+    """Bandwidth that each device of a node has to the local disks [bytes/s]; the default is an estimate: four NVMe
+    disks of 4 GB/s for eight devices."""
     overlap: float = Field(ge=0, le=1)
     """Share of the computation that can overlap with communication of weights and gradients."""
     capability: tuple[int, int] | None = None
@@ -93,11 +98,12 @@ class Device(BaseModel):
     def utilisation_peak(self, precision: NumberFormat) -> float:
         """Return the peak that MFU refers to [FLOP/s].
 
-        On a GPU with bf16 it is the dense bf16 peak, so that runs in different formats are comparable. On other devices
-        it is the peak in `precision`.
+        On a GPU it is the dense bf16 peak, or that of fp16 without bf16, so that runs in different formats are
+        comparable. On other devices it is the peak in `precision`.
         """
-        if self.kind == "cuda" and "bf16" in self.peak_flops:
-            return self.peak_flops["bf16"]
+        halves = [self.peak_flops[number] for number in ("bf16", "fp16") if number in self.peak_flops]
+        if self.kind == "cuda" and halves:
+            return halves[0]
         # The bf16 of a CPU may be slower than its fp32.
         return self.peak_flops.get(precision, max(self.peak_flops.values()))
 

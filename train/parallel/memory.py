@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from schemas.errors import ConfigError
 from train.config.layout import LayoutConfig
-from train.config.optim import OPTIMIZERS
+from train.config.optim import OPTIMIZERS, STREAMED_NUMBERS
 from train.config.settings import Settings
 from train.model.shape import ModelShape, matrix_params_of_layer, padded_columns, params_of_layer
 from train.parallel.layout import axes_of, chunks_in_flight, data_ranks, layers_of, num_micro_batches, stages_of
@@ -175,7 +175,8 @@ class RankMemory:
         """
         layout, (seq_len, global_batch) = settings.layout, batch
         self.shape, self.settings, self.axes, self.cuda = shape, settings, axes, cuda
-        world_size, alone = math.prod(axes.values()), settings.train.precision == "fp32" and not layout.offload
+        world_size = math.prod(axes.values())
+        alone = settings.train.precision == "fp32" and not layout.offloads_parameters
         self.whole = layout.data in ("ddp", "zero1")
         self.sharded = not self.whole and not (world_size == 1 and alone)
         self.shards = axes["shard"] * axes["context"] if self.sharded else 1
@@ -430,6 +431,8 @@ class Memory:
     """Bytes by moment of a step, then by purpose."""
     host: int
     """Bytes of tensors that are offloaded to the memory of the host."""
+    disk: int = 0
+    """Bytes of optimizer states that are offloaded to a disk."""
 
     @property
     def peak_moment(self) -> str:
@@ -459,16 +462,23 @@ def memory_of_rank(
     axes = axes_of(settings.layout, world_size)
     batch, cuda = (seq_len, global_batch), device == "cuda"
     ranks = [RankMemory(shape, settings, axes, place, batch, cuda) for place in range(axes["pipeline"])]
-    return max((_offloaded(rank.moments(), settings, cuda) for rank in ranks), key=lambda memory: memory.peak)
+    return max((_offloaded(rank, settings, cuda) for rank in ranks), key=lambda memory: memory.peak)
 
 
-def _offloaded(moments: dict[str, dict[str, int]], settings: Settings, cuda: bool) -> Memory:
-    if not (cuda and settings.layout.offload):
-        return Memory(moments, 0)
-    offloaded = ("weights", "states", "gradients")
-    host = max(sum(need.get(name, 0) for name in offloaded) for need in moments.values())
-    kept = {name: {key: size for key, size in need.items() if key not in offloaded} for name, need in moments.items()}
-    return Memory(kept, host)
+def _offloaded(rank: RankMemory, settings: Settings, cuda: bool) -> Memory:
+    """Return the memory of a rank without what is offloaded. A CPU has its weights in the host's memory anyway."""
+    layout, moments = settings.layout, rank.moments()
+    names = {"weights", "gradients"} if layout.offloads_parameters and cuda else set()
+    on_disk = {"states"} if layout.offload_dir else set()
+    names |= {"states"} if layout.offloads_states and (cuda or on_disk) else set()
+    host = max(sum(need.get(name, 0) for name in names - on_disk) for need in moments.values())
+    disk = max(need.get("states", 0) for need in moments.values()) if on_disk else 0
+    kept = {name: {key: size for key, size in need.items() if key not in names} for name, need in moments.items()}
+    if names and layout.offload != "all":
+        # Of one group of parameters, what is elsewhere is on the device during its update.
+        share = max(STREAMED_NUMBERS, rank.vocabulary) / max(rank.params, 1)
+        kept["update"]["update"] += round(min(share, 1) * sum(moments["update"][name] for name in names))
+    return Memory(kept, host, disk)
 
 
 def layers_to_recompute(

@@ -112,14 +112,15 @@ class SplitModel:
             model.compile_layers()
         if self._sharded:
             shard(model, self.mesh, layout, train.precision)
-        return model.to_empty(device="cpu" if layout.offload else self.ranks.device)
+        return model.to_empty(device="cpu" if layout.offloads_parameters else self.ranks.device)
 
     @property
     def _sharded(self) -> bool:
         """True if `fully_shard` is applied to the model."""
         # On a single rank, FSDP2 only casts weights to a 16-bit dtype or offloads them.
         layout = self.settings.layout
-        alone = self.ranks.world_size == 1 and self.settings.train.precision == "fp32" and not layout.offload
+        alone = self.ranks.world_size == 1 and self.settings.train.precision == "fp32"
+        alone = alone and not layout.offloads_parameters
         return layout.data in ("zero2", "zero3") and not alone
 
     # --------------------------------------------------------------------------------------------------- parameters
@@ -255,7 +256,7 @@ class SplitModel:
         # FSDP2 reduce-scatters gradients for every micro-batch. Compression applies to the gradient of a step, which
         # must be complete before it is sent to the replicas. On a single rank there is nothing to scatter, but the same
         # copies would be made: a twentieth of the time of 1 B parameters on an H200 with 8 micro-batches.
-        alone = self.ranks.world_size == 1 and not self.settings.layout.offload
+        alone = self.ranks.world_size == 1 and not self.settings.layout.offloads_parameters
         every = self.compressor is None and not alone
         for module in sharded_modules(self.parts[0]):
             module.set_requires_gradient_sync(last or every)

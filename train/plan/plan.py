@@ -376,6 +376,11 @@ def check_settings_used(settings: Settings, dataset: Dataset) -> None:
     for name in ("initial_loss_scale", "loss_scale_steps"):
         if train.precision not in ("fp16", AUTO) and name in optim.model_fields_set:
             problems.append(f"optim.{name}: expected train.precision = fp16, got {train.precision}. Remove {name}.")
+    if settings.layout.offload_dir and settings.checkpoint.mode == "async":
+        problems.append(
+            "layout.offload_dir: expected checkpoint.mode = sync, got async, which copies the states to the host's "
+            'memory for each save. Set checkpoint.mode = "sync", or remove layout.offload_dir.'
+        )
     if problems:
         raise ConfigError("\n".join(problems))
 

@@ -370,6 +370,8 @@ def _rank_memory(plan: Plan, settings: Settings, world_size: int, device: RankDe
     yield f"  by moment: {', '.join(others)}"
     if need.host:
         yield f"  in the host's memory: {format_bytes(need.host)}"
+    if need.disk:
+        yield f"  on a disk: {format_bytes(need.disk)}"
     limit, source = settings.plan.device_memory, "plan.device_memory is"
     if limit is None:
         limit, source = device.memory, f"the memory for each rank ({device.name}) is"

@@ -7,7 +7,7 @@ sums over all ranks one step ahead, so that no step waits for the slowest rank.
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from types import TracebackType
 
 import torch
@@ -24,6 +24,7 @@ from train.monitor.guard import GuardState
 from train.optim.optimizer import clear_gradients, make_optimizer, set_step, state_tensors, update
 from train.optim.parameter import Gradients, without_torchao_wrapper
 from train.optim.schedule import LossScale, first_loss_scale
+from train.optim.streamed import StreamedRule, state_place, streamed
 from train.parallel.parallelize import SplitModel
 from train.parallel.ranks import PendingSum, Ranks
 from train.plan.plan import Plan
@@ -95,7 +96,10 @@ class Learner:
         largest = row_length(plan.settings.train, longest.seq_len), longest.global_batch
         self.model = SplitModel(plan.shape, plan.settings, ranks, num_sources, largest)
         updated = self.model.parameters_to_update()
-        self.optimizer = make_optimizer(updated, plan.settings.optim)
+        place = state_place(plan.settings.layout, ranks.device)
+        group = {} if place is None else {"group": partial(streamed, place)}
+        self.optimizer = make_optimizer(updated, plan.settings.optim, **group)
+        self._streamed = [rule for rule in self.optimizer.rules if isinstance(rule, StreamedRule)]
         self._gradients = Gradients(self.model.parameters, self.model.mesh.axes["pipeline"], self.model.copies)
         self._updated = self._gradients if updated is self.model.parameters else Gradients(updated)
         self.loss_scale = first_loss_scale(plan.settings.optim) if plan.settings.train.precision == "fp16" else None
@@ -108,6 +112,7 @@ class Learner:
             value.zero_()
         self._reset_compression()
         set_step(self.optimizer, 0)
+        self._release()
         if self.loss_scale is not None:
             self.loss_scale = first_loss_scale(self.settings.optim)
 
@@ -126,6 +131,7 @@ class Learner:
             shapes = self._ranks.on_first(lambda: stored_shapes(run, checkpoint))
             dropped = sorted(name for name in shapes if name.startswith(COMPRESSION_PREFIX))
         set_step(self.optimizer, checkpoint.step - checkpoint.progress.guard.skipped)
+        self._release()
         if self.loss_scale is not None and checkpoint.progress.loss_scale is not None:
             growth = self.settings.optim.loss_scale_steps
             self.loss_scale = LossScale(checkpoint.progress.loss_scale, checkpoint.progress.finite_steps, growth)
@@ -133,11 +139,17 @@ class Learner:
 
     def state(self) -> State:
         """Return the tensors that a checkpoint stores, by name, without copying them."""
+        for rule in self._streamed:
+            rule.wait()
         weights = {
             f"model.{name}": without_torchao_wrapper(parameter.data)
             for name, parameter in self.model.parameters.items()
         }
         return weights | self._states()
+
+    def _release(self) -> None:
+        for rule in self._streamed:
+            rule.release()
 
     def _states(self) -> dict[str, Tensor]:
         return state_tensors(self.optimizer) | self._compression_state()

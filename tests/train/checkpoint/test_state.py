@@ -395,3 +395,11 @@ def test_the_note_as_others_read_it(tmp_path: Path, ranks: Ranks) -> None:
     assert sorted(raw["identity"]) == sorted(Identity.model_fields)
     assert raw["files"]["__0_0.distcp"] == written.files["__0_0.distcp"].model_dump()
     assert isinstance(written.files["__0_0.distcp"], StateFile)
+
+
+def test_a_checkpoint_of_an_older_version_has_the_same_offloading() -> None:
+    older = LAYOUT.model_copy(update={"settings": {"micro_batch": 4, "offload": True}})
+    newer = LAYOUT.model_copy(update={"settings": {"micro_batch": 4, "offload": "all", "offload_dir": None}})
+    assert older.differences(newer) == []
+    other = newer.model_copy(update={"settings": newer.settings | {"offload": "none", "offload_dir": "/nvme"}})
+    assert older.differences(other) == ["offload_dir None, now /nvme", "offload all, now none"]

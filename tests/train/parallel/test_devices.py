@@ -8,9 +8,11 @@ import pytest
 
 from schemas.errors import ConfigError
 from train.calibrate.measure import calibrate, device_from
+from train.config.settings import Settings
 from train.parallel.devices import (
     KNOWN_DEVICES,
     Cluster,
+    Device,
     Link,
     device_lines,
     device_named,
@@ -40,6 +42,37 @@ def test_every_device_has_a_source_and_says_what_is_uncertain() -> None:
     h200 = device_of("H200")
     assert (h200.peak_flops["bf16"], h200.memory_bytes, h200.memory_bandwidth) == (989.4e12, 141e9, 4.8e12)
     assert len(list(device_lines())) == len(KNOWN_DEVICES)
+
+
+@pytest.mark.parametrize(("name", "gigabytes"), [("v100-16gb", 16), ("v100-32gb", 32)])
+def test_a_v100_trains_in_fp16(name: str, gigabytes: int) -> None:
+    device = device_of(name)
+    assert device.memory_bytes == gigabytes * 10**9
+    assert device.peak_flops == {"fp32": 15.7e12, "fp16": 125e12}
+    assert Settings().for_device(device.kind, device.capability).train.precision == "fp16"
+    assert device.utilisation_peak("fp32") == device.utilisation_peak("fp16") == 125e12
+    assert device_named(f"Tesla V100-SXM2-{gigabytes}GB") == device
+
+
+def test_an_mi300x_is_marked_as_untested() -> None:
+    device = device_of("mi300x")
+    assert (device.peak_flops["bf16"], device.memory_bytes, device.memory_bandwidth) == (1307.4e12, 192e9, 5.3e12)
+    assert "ROCm is untested" in device.uncertain
+    assert device_named("AMD Instinct MI300X") == device
+
+
+@pytest.mark.parametrize("device", KNOWN_DEVICES, ids=lambda device: device.name)
+def test_values_of_the_table_are_plausible(device: Device) -> None:
+    """A typing error in a unit is a factor of a thousand."""
+    gpu = device.kind == "cuda"
+    assert device.peak_flops["fp32"] <= device.peak_flops["fp16"]
+    assert (1e13 if gpu else 1e10) < device.peak_flops["fp32"]
+    assert max(device.peak_flops.values()) < 1e16
+    assert (1e10 if gpu else 1e9) <= device.memory_bytes < 1e12
+    assert (5e11 if gpu else 1e9) <= device.memory_bandwidth < 1e13
+    assert device.between.bandwidth <= device.within.bandwidth < device.memory_bandwidth
+    assert device.disk_bandwidth <= device.host_bandwidth < device.memory_bandwidth or not gpu
+    assert device.peak_flops["fp32"] / device.memory_bandwidth < 400  # FLOPs for each byte
 
 
 GPU = """
@@ -121,7 +154,8 @@ def test_unknown_names_get_the_nearest(name: str, near: str) -> None:
         ("NVIDIA GeForce RTX 4090", None),
         ("NVIDIA L40", None),
         ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", None),
-        ("Tesla V100-SXM2-16GB", None),
+        ("Tesla V100-SXM2-16GB", "v100-16gb"),
+        ("Tesla V100-PCIE-16GB", None),
         ("", None),
     ],
 )
@@ -133,7 +167,10 @@ def test_the_names_of_the_driver_are_those_of_the_table(name: str, expected: str
 def test_an_mfu_is_by_the_dense_bf16_peak_but_on_a_cpu() -> None:
     for device in KNOWN_DEVICES:
         for number in device.peak_flops:
-            expected = device.peak_flops[number if device.kind == "cpu" else "bf16"]
+            # A V100 has no bf16, and the same units compute fp16.
+            expected = device.peak_flops[
+                number if device.kind == "cpu" else "bf16" if "bf16" in device.peak_flops else "fp16"
+            ]
             assert device.utilisation_peak(number) == expected
     slow = device_of("cpu").model_copy(update={"peak_flops": {"fp32": 1.5e11, "bf16": 1e10}})
     assert (slow.utilisation_peak("fp32"), slow.utilisation_peak("bf16")) == (1.5e11, 1e10)

@@ -25,6 +25,7 @@ from train.config.settings import load_settings
 from train.data.batches import HeldoutRows
 from train.data.rows import IGNORED, Rows
 from train.data.stages import StagePlan
+from train.model.draw import BY_POSITION
 from train.model.fp8 import has_torchao
 from train.model.shape import ModelShape, num_parameters
 from train.model.transformer import Transformer, build_model, initial_weight
@@ -77,7 +78,7 @@ def plan_of(case: Case) -> Plan:
     return Plan(
         **{"dataset": "d", "tokenizer": "t", "order": "o", "shape": case.of_shape(), "stages": (stage,)},
         **{"num_params": num_parameters(case.of_shape()), "warmup_steps": 10, "learning_rate": 1e-3},
-        **{"flops_per_token": 1, "settings": settings, "figures": []},
+        **{"flops_per_token": 1, "settings": settings, "figures": [], "initial_weights": BY_POSITION},
     )
 
 

@@ -140,6 +140,35 @@ def test_offloaded_states_lie_in_the_memory_of_the_host() -> None:
     assert memory_of_rank(shape(), settings, 2, 64, 8, "cpu").host == 0
 
 
+@pytest.mark.parametrize(
+    ("layout", "device", "host", "disk", "left"),
+    [
+        ({"offload": "optimizer"}, "cuda", 8, 0, {"weights", "gradients"}),
+        ({"offload": "parameters"}, "cuda", 8, 0, {"states"}),
+        ({"offload": "optimizer", "offload_dir": "/nvme"}, "cuda", 0, 8, {"weights", "gradients"}),
+        ({"offload": "all", "offload_dir": "/nvme"}, "cuda", 8, 8, set()),
+        ({"offload": "all", "offload_dir": "/nvme"}, "cpu", 0, 8, {"weights", "gradients"}),
+        ({"offload": "optimizer"}, "cpu", 0, 0, {"weights", "gradients", "states"}),
+    ],
+)
+def test_what_is_offloaded_apart(layout: dict, device: str, host: int, disk: int, left: set[str]) -> None:
+    """`host` and `disk` in bytes of a parameter, of which a rank has half."""
+    params = num_parameters(shape()) // 2
+    need = memory_of_rank(shape(), settings_of({"layout": layout}), 2, 64, 8, device)
+    assert (need.host, need.disk) == (host * params, disk * params)
+    plain = memory_of_rank(shape(), settings_of({}), 2, 64, 8, device)
+    kinds = {"weights", "gradients", "states"}
+    assert {*need.moments["update"]} & kinds == left
+    # Of a small model, all that is elsewhere is one group, which an update brings to the device.
+    brought = (
+        0
+        if layout["offload"] == "all" or left == kinds
+        else sum(plain.moments["update"][name] for name in kinds - left)
+    )
+    assert need.moments["update"]["update"] == plain.moments["update"]["update"] + brought
+    assert sum(need.moments["loss"].values()) < sum(plain.moments["loss"].values()) or left == kinds
+
+
 def test_a_checkpoint_holds_weights_and_states() -> None:
     params = num_parameters(shape())
     assert checkpoint_bytes(shape(), settings_of({"layout": {"tensor": 2}})) == 12 * params

@@ -213,18 +213,36 @@ class Compute:
 
         `params`: parameters of this rank; `ranks`: number of ranks over which the model is sharded.
         """
-        optim, layout = self.settings.optim, self.settings.layout
+        optim = self.settings.optim
         declared = OPTIMIZERS[optim.optimizer]
         size = (declared.update_bytes + 4 + (8 if optim.clip_norm else 0)) * params
         seconds = self.traffic(size)
-        if layout.offload and self.device.kind == "cuda":
-            seconds = (size + 8 * params) / HOST_BANDWIDTH
+        if self.device.kind == "cuda":
+            seconds = self._offloaded_update(size, params, seconds)
         if declared.matrix_flops:
             share = params * ranks / num_parameters(self.shape)
             number: NumberFormat = "bf16" if optim.muon_precision == "bf16" else "fp32"
             flops = self.device.product_share * self.device.peak_flops[number]
             seconds += share * self._matrix_flops(declared.matrix_flops) / ranks / flops
         return seconds
+
+    def _offloaded_update(self, size: float, params: float, on_device: float) -> float:
+        """Return the seconds of an update of `size` bytes whose weights or states lie outside of the device.
+
+        `on_device`: the seconds if everything were on the device.
+        """
+        layout, declared = self.settings.layout, OPTIMIZERS[self.settings.optim.optimizer]
+        states = 2 * declared.state.matrix * params  # read and written
+        on_disk = states / self.device.disk_bandwidth if layout.offload_dir else 0.0
+        if layout.offload == "all":
+            # The host updates in its memory; gradients come from the device, and weights go to it.
+            return (size + 8 * params) / self.device.host_bandwidth + on_disk
+        if layout.offload == "optimizer":
+            return on_device + states / self.device.host_bandwidth + on_disk
+        if layout.offload == "parameters":
+            # Gradients reach the host and come back with the weights, which return after the update.
+            return on_device + 16 * params / self.device.host_bandwidth
+        return on_device
 
     def _matrix_flops(self, flops: Callable[[int, int], int]) -> int:
         """Return the FLOPs of one optimizer update of the matrices of all layers.
@@ -252,6 +270,3 @@ class Compute:
 MAPPED = 32 << 20
 """Tensor size in bytes from which glibc maps fresh memory for each allocation (mallopt(3): the largest
 M_MMAP_THRESHOLD)."""
-HOST_BANDWIDTH = 2.5e10
-"""Bandwidth that each GPU of a host has to the host's memory [bytes/s], for offloaded states; an estimate, not
-measured."""

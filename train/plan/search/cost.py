@@ -142,7 +142,8 @@ class StepCost:
         # Splits that differ only on other axes share the cached cost of a layer and of the head.
         settings = compute.settings
         # A single rank in fp32 does not use FSDP2, which otherwise sets the number format of the products.
-        alone = links.cluster.world_size == 1 and settings.train.precision == "fp32" and not settings.layout.offload
+        alone = links.cluster.world_size == 1 and settings.train.precision == "fp32"
+        alone = alone and not settings.layout.offloads_parameters
         plain = split.whole or alone
         self._key = split._replace(data="ddp" if plain else "zero2", replicate=1, shard=1, pipeline=1)
         self._key = self._key._replace(schedule="1f1b", stages=1)

@@ -264,7 +264,7 @@ class _Search:
             groups = split.replicate * split.shard
             sizes = self.space.sizes(groups)
             states = costs[0].states_bytes()
-            if states > self._limit and not (whatever_fits or self.settings.layout.offload):
+            if states > self._limit and not (whatever_fits or self.settings.layout.offload != "none"):
                 self.space.refusals.add(
                     STATES, len(sizes) * len(self.space.modes), partial(self._too_large, split, states)
                 )
@@ -337,7 +337,7 @@ class _Search:
         """Return the peak memory of the first pipeline rank [bytes], a lower bound on the layout's peak memory."""
         # No other rank holds the activations of more micro-batches.
         settings, cuda = self._settings(leaf), self.cluster.device.kind == "cuda"
-        if settings.layout.offload:
+        if settings.layout.offload != "none":
             return 0
         needs = (
             RankMemory(self.shape, settings, leaf.split.axes, 0, (batch.seq_len, batch.rows), cuda).moments()

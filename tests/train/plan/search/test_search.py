@@ -13,7 +13,7 @@ from train.config.layout import LayoutConfig
 from train.config.settings import Settings
 from train.data.stages import StagePlan
 from train.model.shape import ModelShape, flops_per_token
-from train.parallel.devices import Cluster, Device, Link
+from train.parallel.devices import KNOWN_DEVICES, Cluster, Device, Link
 from train.parallel.layout import layout_problems
 from train.parallel.memory import memory_of_rank
 from train.plan.search.candidates import LayoutSplit
@@ -95,6 +95,23 @@ def test_products_and_attention_by_hand() -> None:
     by_keys = compute.layer(split(context=2, context_by="keys"), 2)
     assert by_keys.attention == pytest.approx(found.attention)
     assert compute.layer(split(tensor=2), 2).attention == pytest.approx(found.attention / 2)
+
+
+def test_offloaded_updates_by_hand() -> None:
+    """A thousand parameters: 28 bytes of AdamW each, 12 for norm and clipping, at 1e11 bytes/s on the device."""
+    device = PLAIN.model_copy(update={"host_bandwidth": 1e9, "disk_bandwidth": 1e8})
+
+    def seconds(**layout: Any) -> float:
+        return Compute(SMALL, settings(layout, document_mask=False, precision="fp32"), device, 128).update(1000, 1)
+
+    plain = 40_000 / 1e11
+    assert seconds() == pytest.approx(plain)
+    # Two states of four bytes are read and written.
+    assert seconds(offload="optimizer") == pytest.approx(plain + 16_000 / 1e9)
+    assert seconds(offload="optimizer", offload_dir="/nvme") == pytest.approx(plain + 16_000 / 1e9 + 16_000 / 1e8)
+    assert seconds(offload="parameters") == pytest.approx(plain + 16_000 / 1e9)
+    assert seconds(offload="all") == pytest.approx(48_000 / 1e9)
+    assert seconds(offload="all", offload_dir="/nvme") == pytest.approx(48_000 / 1e9 + 16_000 / 1e8)
 
 
 def test_bubble_by_hand() -> None:
@@ -197,6 +214,14 @@ def test_exhaustive_search_finds_no_faster_layout(shape: ModelShape, batch: tupl
         found = search(shape, limited, batch, Cluster(device, 4, 1), top=1)
         # Other schedules of a pipeline may be faster still.
         assert found.best[0].step_seconds <= min(seconds for peak, seconds in timed if peak <= limit), limit
+
+
+@pytest.mark.parametrize("device", KNOWN_DEVICES, ids=lambda device: device.name)
+def test_every_known_device_has_a_plan(device: Device) -> None:
+    chosen = Settings().with_precisions_for(device.kind, device.capability)
+    assert chosen.train.precision in device.peak_flops
+    found = search(SMALL, chosen, (128, 64), Cluster(device, device.gpus_per_node, 1), top=1)
+    assert 0 < found.best[0].mfu < 1
 
 
 def test_what_does_not_fit_is_named_with_its_own_bytes() -> None:
