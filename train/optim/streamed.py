@@ -106,7 +106,7 @@ class StreamedRule:
             held = torch.zeros(shape, dtype=dtype, pin_memory=place.device.type == "cuda")
         if not isinstance(parameter, DTensor):
             return held
-        return DTensor(held, parameter._spec, requires_grad=False)  # type: ignore[call-arg]
+        return DTensor(held, parameter._spec, requires_grad=False)  # type: ignore[no-untyped-call]
 
     def update(self, inputs: UpdateInputs) -> None:
         """Update all groups, one after another."""
