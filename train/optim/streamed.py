@@ -42,7 +42,7 @@ class StatePlace:
     """Folder of the files of states; None = the host's memory."""
 
 
-class StateFile:
+class MappedState:
     """A file without a name that holds a tensor. The file ends with this process, however it ends."""
 
     def __init__(self, folder: Path, shape: torch.Size, dtype: torch.dtype):
@@ -76,7 +76,7 @@ class StreamedRule:
 
     place: StatePlace
     rules: list[UpdateRule] = field(default_factory=list)
-    _files: list[list[StateFile]] = field(default_factory=list)
+    _files: list[list[MappedState]] = field(default_factory=list)
     """The files of the states of each rule."""
 
     @property
@@ -86,7 +86,7 @@ class StreamedRule:
 
     def add(self, rule: UpdateRule) -> None:
         """Add a rule whose states have no storage yet, and allocate them in their place."""
-        files: list[StateFile] = []
+        files: list[MappedState] = []
         for member in rule.members:
             # A state that has no number for each element is small, and stays where the rule needs it.
             sharded = {key: value for key, value in member.state.items() if value.shape == member.parameter.shape}
@@ -94,19 +94,19 @@ class StreamedRule:
         self.rules.append(rule)
         self._files.append(files)
 
-    def _zeros(self, parameter: Tensor, dtype: torch.dtype, files: list[StateFile]) -> Tensor:
+    def _zeros(self, parameter: Tensor, dtype: torch.dtype, files: list[MappedState]) -> Tensor:
         """Return zeros in the place of states, sharded like a parameter."""
         shape, place = local_tensor(parameter).shape, self.place
         if place.on_device:
             held = torch.zeros(shape, dtype=dtype, device=place.device)
         elif place.folder is not None and shape.numel():
-            files.append(StateFile(place.folder, shape, dtype))
+            files.append(MappedState(place.folder, shape, dtype))
             held = files[-1].tensor
         else:
             held = torch.zeros(shape, dtype=dtype, pin_memory=place.device.type == "cuda")
         if not isinstance(parameter, DTensor):
             return held
-        return DTensor(held, parameter._spec, requires_grad=False)  # type: ignore[call-arg]
+        return DTensor(held, parameter._spec, requires_grad=False)  # type: ignore[no-untyped-call]
 
     def update(self, inputs: UpdateInputs) -> None:
         """Update all groups, one after another."""

@@ -24,6 +24,7 @@ from train.parallel.layout import (
     stages_of,
 )
 from train.parallel.memory import Memory, checkpoint_bytes, memory_of_rank
+from train.parallel.metadata import metadata_bytes
 from train.plan.plan import Plan
 from train.plan.rules import SourcedFigure
 
@@ -406,6 +407,8 @@ def _cost(plan: Plan, settings: Settings, world_size: int) -> Iterator[str]:
     if peak := settings.train.peak_flops:
         yield f"  {total / world_size / peak:.3g} s at the peak of the devices ({peak:.3g} FLOP/s each)"
     yield f"checkpoint: {format_bytes(checkpoint_bytes(plan.shape, settings))} over all ranks"
+    if not axes_problem(settings.layout, world_size):
+        yield f"  its metadata: {format_bytes(metadata_bytes(plan.shape, settings, world_size))}"
 
 
 def _flops_of_step(plan: Plan, stage: StagePlan) -> int:

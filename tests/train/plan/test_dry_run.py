@@ -7,6 +7,7 @@ from train.config.settings import Settings, load_settings
 from train.data.stages import StagePlan
 from train.model.shape import ModelShape, flops_per_token, num_parameters
 from train.parallel.memory import memory_of_rank
+from train.parallel.metadata import num_tensors
 from train.plan.plan import Plan
 from train.plan.text import RankDevice, describe_run, groups_along
 
@@ -62,6 +63,8 @@ def test_one_rank() -> None:
     flops = flops_per_token(SHAPE, 128) * 64 * 128
     assert f"FLOPs: {flops:.3g} a step, {100 * flops:.3g} in all, {100 * flops:.3g} on each rank" in lines
     assert f"checkpoint: {12 * num_parameters(SHAPE) / 1e6:.3g} MB over all ranks" in lines
+    # Each parameter and its two states of AdamW have an entry.
+    assert f"  its metadata: {160 * 3 * num_tensors(SHAPE) / 1e3:.3g} kB" in lines
     assert loud(lines) == []
 
 
