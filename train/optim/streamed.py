@@ -9,7 +9,7 @@ system writes them behind. Source: Rajbhandari et al. 2021, arXiv 2104.07857, se
 import mmap
 import os
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -88,9 +88,11 @@ class StreamedRule:
         """Add a rule whose states have no storage yet, and allocate them in their place."""
         files: list[MappedState] = []
         for member in rule.members:
-            # A state that has no number for each element is small, and stays where the rule needs it.
-            sharded = {key: value for key, value in member.state.items() if value.shape == member.parameter.shape}
-            member.state |= {key: self._zeros(member.parameter, value.dtype, files) for key, value in sharded.items()}
+            for key, value in member.state.items():
+                # A state that has no number for each element is small, and stays on the device.
+                sharded = value.shape == member.parameter.shape
+                moved = self._zeros(member.parameter, value.dtype, files) if sharded else value.to(self.place.device)
+                member.state[key] = moved
         self.rules.append(rule)
         self._files.append(files)
 
@@ -110,38 +112,35 @@ class StreamedRule:
 
     def update(self, inputs: UpdateInputs) -> None:
         """Update all groups, one after another."""
+        device, scale = self.place.device, inputs.grad_scale
+        scale = None if scale is None else scale.to(device)
+        inputs = replace(inputs, count=inputs.count.to(device), grad_scale=scale, found_inf=inputs.found_inf.to(device))
         for rule, files, following in zip(self.rules, self._files, [*self._files[1:], []], strict=True):
             for file in following:
                 file.read_ahead()
             with self._on_device(rule.members):
-                rule.update(self._moved_inputs(inputs, rule.members))
+                own = {member.name: inputs.gradients[member.name].to(device) for member in rule.members}
+                rule.update(replace(inputs, gradients=own))
             for file in files:
                 file.release()
 
     @contextmanager
     def _on_device(self, members: Sequence[ShardedParameter]) -> Iterator[None]:
         """Let the members look up copies on the device in the `with` block, then copy these back."""
-        device, copies = self.place.device, list[tuple[Tensor, Tensor]]()
+        device, copies = self.place.device, list[tuple[Tensor, Tensor, bool]]()
         for member in members:
             for key, value in {WEIGHT: member.parameter, **member.state}.items():
                 held = local_tensor(value)
                 if held.device != device:
                     copy = held.to(device, non_blocking=True)
                     member.look_up_instead(key, copy)
-                    copies.append((held, copy))
+                    copies.append((held, copy, key == WEIGHT))
         yield
-        for held, copy in copies:
-            # Pinned memory is read by the next update, which follows on the same stream, or after `wait`.
-            held.copy_(copy, non_blocking=held.is_pinned())
+        for held, copy, waits in copies:
+            # Pinned states are read by the next update, which follows on the same stream, or after `wait`.
+            held.copy_(copy, non_blocking=not waits and held.is_pinned())
         for member in members if copies else ():
             member.reset_lookups()
-
-    def _moved_inputs(self, inputs: UpdateInputs, members: Sequence[ShardedParameter]) -> UpdateInputs:
-        device = self.place.device
-        own: Mapping[str, Tensor] = {member.name: inputs.gradients[member.name].to(device) for member in members}
-        scale = None if inputs.grad_scale is None else inputs.grad_scale.to(device)
-        skipped = inputs.found_inf.to(device)
-        return replace(inputs, gradients=own, count=inputs.count.to(device), grad_scale=scale, found_inf=skipped)
 
     def release(self) -> None:
         """Remove the pages of all files from the memory of this process, after something has read or written them."""

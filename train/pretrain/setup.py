@@ -9,7 +9,6 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from uuid import uuid4
@@ -223,8 +222,10 @@ def open_dataset_once(run: Store, ranks: Ranks) -> Dataset:
     own = open_dataset(run) if ranks.leads_node else None
     try:
         if own is not None:
-            with suppress(OSError):  # without space for the file, every rank reads the manifest
+            try:
                 write_mapped(own, path)
+            except OSError:  # without space for the file, every rank reads the manifest
+                path.unlink(missing_ok=True)
         ranks.total(0)  # each leader has written its file
         mapped = map_dataset(path) if path.exists() else None
         ranks.total(0)  # each rank has mapped it
