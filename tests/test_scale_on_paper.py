@@ -242,7 +242,12 @@ def test_a_plan_advises_replicas_where_the_metadata_is_large() -> None:
 
 
 @pytest.mark.parametrize(
-    "change", [{}, {"positions": "relative", "bias": True}, {"activation": "gelu", "qk_norm": True}]
+    "change",
+    [
+        {},
+        {"positions": "relative", "bias": True},
+        {"activation": "gelu", "qk_norm": True, "residual_mixing": True, "value_embeddings": 2},
+    ],
 )
 @pytest.mark.parametrize("tied", [True, False])
 def test_the_tensors_of_a_shape_are_counted(change: dict, tied: bool) -> None:

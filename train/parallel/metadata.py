@@ -26,11 +26,12 @@ def num_tensors(shape: ModelShape) -> int:
 def _matrices_and_vectors(shape: ModelShape) -> Iterator[tuple[bool, bool]]:
     """Yield, for each parameter, whether it is a matrix, and whether it is in a layer."""
     linear = 4 + (3 if shape.activation == "swiglu" else 2)
-    vectors = 2 + (2 if shape.qk_norm else 0) + (linear if shape.bias else 0)
+    vectors = 2 + 2 * shape.qk_norm + 2 * shape.residual_mixing + (linear if shape.bias else 0)
     relative = shape.positions == "relative"
     yield from [(True, True)] * (shape.num_layers * (linear + (3 if relative else 0)))
     yield from [(False, True)] * (shape.num_layers * vectors)
-    yield from [(True, False)] * (1 if shape.tie_embeddings else 2)
+    tables = sum(map(shape.has_values, range(shape.num_layers)))
+    yield from [(True, False)] * ((1 if shape.tie_embeddings else 2) + tables)
     yield False, False
 
 
