@@ -224,6 +224,11 @@ class Ranks:
         sums = torch.tensor(values, dtype=torch.float64)
         return PendingSum(sums, None if self.world_size == 1 else self._sums.start(sums))
 
+    def end_sums(self) -> None:
+        """End the thread of sums, if one has started. Call it before the process groups are destroyed."""
+        if "_sums" in vars(self):
+            self._sums.end()
+
     @cached_property
     def _sums(self) -> SumThread:
         return SumThread(self.control, self.rank, self.world_size)
@@ -272,7 +277,10 @@ def open_ranks() -> Iterator[Ranks]:
     try:
         with ending_with_launcher():
             ranks = _open_ranks()
-        yield ranks
+        try:
+            yield ranks
+        finally:
+            ranks.end_sums()
     finally:
         if dist.is_initialized():
             dist.destroy_process_group()

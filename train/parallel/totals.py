@@ -75,7 +75,7 @@ class SumThread:
 
     def __init__(self, group: dist.ProcessGroup, rank: int, world_size: int):
         self._group, self._route = group, sum_route(rank, world_size)
-        self._queue: SimpleQueue[RunningSum] = SimpleQueue()
+        self._queue: SimpleQueue[RunningSum | None] = SimpleQueue()
         # A daemon: if another rank has failed, the thread may wait for it when this process ends.
         threading.Thread(target=self._work, name="sums", daemon=True).start()
 
@@ -85,8 +85,12 @@ class SumThread:
         self._queue.put(running)
         return running
 
+    def end(self) -> None:
+        """End the thread after the sums that have started, without waiting for them."""
+        self._queue.put(None)
+
     def _work(self) -> None:
-        for running in iter(self._queue.get, None):
+        while (running := self._queue.get()) is not None:
             try:
                 self._sum(running.sums)
             except Exception as error:

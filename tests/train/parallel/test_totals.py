@@ -1,6 +1,7 @@
 """Sums over ranks: the right sum on every rank, in hops that grow with the logarithm of the number of ranks."""
 
 import math
+import threading
 
 import pytest
 import torch
@@ -64,6 +65,20 @@ def test_sums_that_run_together_are_those_of_an_all_reduce(world_size: int) -> N
         assert [total[1] for total in sums] == [world_size * 2.0**step for step in range(5)]
         assert sums[0][2] == pytest.approx(reference[2], rel=1e-15)
     assert all(sums == everywhere[0][0] for sums, _ in everywhere), "ranks have other bits"
+
+
+def threads_after_the_end(ranks) -> bool:
+    """Return True if the thread of sums ends."""
+    ranks.total(1.0)
+    (thread,) = (thread for thread in threading.enumerate() if thread.name == "sums" and thread.is_alive())
+    ranks.end_sums()
+    thread.join(30)
+    return not thread.is_alive()
+
+
+@pytest.mark.dist
+def test_the_thread_of_sums_ends_with_the_ranks() -> None:
+    assert shared_pool().play(2, threads_after_the_end) == [True, True]
 
 
 def failing(ranks) -> None:
