@@ -239,3 +239,6 @@ def memory_rows(need: Memory, world_size: int, device: str = "GPU") -> Iterator[
             yield f"{MEMORY}.{world_size}.{name}", size, "bytes", *SOURCES[name]
     formula = f"sum of these, per {device}, at its peak: {need.peak_moment}"
     yield f"{MEMORY}.{world_size}", need.peak, "bytes", formula, "estimate"
+    for name, size in (("host", need.host), ("disk", need.disk)):
+        if size:
+            yield f"{MEMORY}.{world_size}.{name}", size, "bytes", "what layout.offload keeps there", "count"

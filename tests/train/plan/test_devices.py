@@ -56,6 +56,19 @@ def test_what_a_recipe_fixes_has_its_price_in_the_plan(run: Store, capsys: pytes
     assert (layout.compile, layout.micro_batch, layout.activation_checkpointing) == (False, 1, "full")
 
 
+def test_offloading_has_its_price_and_its_memory_in_the_plan(run: Store, capsys: pytest.CaptureFixture[str]) -> None:
+    fixed = ["layout.offload=optimizer", "layout.offload_dir=/nvme", "checkpoint.mode=sync"]
+    words = [word for one in fixed for word in ("--set", one)]
+    assert main(["plan", run.uri, "--gpu", "h100-sxm", "--gpus", "1", *words]) == 0
+    plan, shown = read_plan(run), " ".join(capsys.readouterr().out.split())
+    (sentence,) = (line for line in plan.advice if line.startswith('layout.offload = "optimizer" costs '))
+    assert sentence in shown
+    figures = {figure.name: figure.value for figure in plan.figures}
+    assert figures["memory.1.disk"] == 8 * plan.num_params
+    assert "memory.1.host" not in figures
+    assert "memory.1.states" not in figures
+
+
 def test_a_gpu_that_is_planned_for_refuses_documents_in_fp32(run: Store, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["--gpu", "h100-sxm", "--gpus", "1", "--set", "train.precision=fp32", "--set", "plan.head_dim=16"]
     assert main(["plan", run.uri, *words]) == 2
