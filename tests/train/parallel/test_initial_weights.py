@@ -60,6 +60,7 @@ def as_an_older_version(run: Path) -> None:
     store.write_atomic("train/plan.json", json.dumps(plan).encode())
     for note in notes(run):
         content = store.read_json(f"{note.name}/{METADATA_NAME}")
+        content.pop("digest", None)
         content["identity"]["settings"].pop(INITIAL_WEIGHTS)
         store.write_atomic(f"{note.name}/{METADATA_NAME}", json.dumps(content).encode())
 
