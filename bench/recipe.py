@@ -3,7 +3,7 @@
     python -m bench.recipe RUN --results FILE rates     the best of some learning rates, for AdamW and for Muon
     python -m bench.recipe RUN --results FILE parts     each part added to the llama recipe, and removed from modern
     python -m bench.recipe RUN --results FILE sizes     llama against modern at three sizes
-    python -m bench.recipe RUN --results FILE report    the differences, also written to docs/benchmarks/recipe.json
+    python -m bench.recipe RUN --results FILE report    the differences, also written to the guide of the recipe
 
 RUN is a run folder with a dataset of tokens. Every training run is a line of FILE, and is not repeated, so a command
 that was stopped continues. Both runs of a pair have the same seed, and so the same weights and order of samples to
@@ -24,7 +24,7 @@ from typing import Any
 import torch
 from scipy import stats
 
-from bench.figures import measured_now
+from bench.figures import ROOT, measured_now
 from schemas.storage import Store
 from schemas.tokens import open_dataset
 from train.config.settings import Settings, load_settings
@@ -36,6 +36,9 @@ from train.plan.plan import Plan, open_order
 from train.pretrain.step import Learner
 
 SEQ_LEN, ROWS, HELDOUT_ROWS = 256, 2, 32
+PAGE = ROOT / "docs/guides/modern_recipe.md"
+BEGIN, END = "<!-- recipe table -->", "<!-- end of recipe table -->"
+"""The page with the table of differences, and the lines around the table."""
 Changes = dict[str, Any]
 """Settings by `section.key`."""
 
@@ -245,7 +248,7 @@ def compare(results: Sequence[Mapping[str, Any]], size: str, base: str, name: st
 
 
 def report(results: Sequence[Mapping[str, Any]]) -> None:
-    """Print the comparisons, and write them as docs/benchmarks/recipe.json."""
+    """Print the comparisons, and write them to PAGE and as docs/benchmarks/recipe.json."""
     figures: dict[str, float] = {
         f"rate.{name}": best_rate(results, name) for name in ("llama", "llama +muon", "modern")
     }
@@ -253,12 +256,24 @@ def report(results: Sequence[Mapping[str, Any]]) -> None:
     pairs += [("small", "modern", f"modern -{part}") for part in (*WITHOUT, "muon")]
     pairs += [("small", "modern", "modern +normuon")]
     pairs += [(size, "llama", "modern") for size in SIZES]
-    print(f"{'size':7} {'compared':32} {'loss %':>8} {'95 % interval':>18} {'p':>8} pairs")
+    table = ["| size | compared | loss [%] | 95 % interval | p | pairs |", "|---|---|---|---|---|---|"]
     for size, base, name in pairs:
         if (row := compare(results, size, base, name)) is not None:
-            compared, interval = f"{name} / {base}", f"{row['low']:+.2f} to {row['high']:+.2f}"
-            print(f"{size:7} {compared:32} {row['mean']:+8.2f} {interval:>18} {row['p']:8.4f} {row['pairs']:5.0f}")
+            interval = f"{row['low']:+.2f} to {row['high']:+.2f}"
+            cells = (
+                size,
+                f"{name} / {base}",
+                f"{row['mean']:+.2f}",
+                interval,
+                f"{row['p']:.2g}",
+                f"{row['pairs']:.0f}",
+            )
+            table.append(f"| {' | '.join(cells)} |")
             figures |= {f"{size}.{name}.{key}".replace(" ", "_"): value for key, value in row.items()}
+    print("\n".join(table))
+    page = PAGE.read_text()
+    before, _, rest = page.partition(BEGIN)
+    PAGE.write_text(before + BEGIN + "\n\n" + "\n".join(table) + "\n\n" + END + rest.partition(END)[2])
     measured_now("python -m bench.recipe RUN --results FILE report", ["train", "bench/recipe.py"], figures).save(
         "recipe"
     )

@@ -152,7 +152,7 @@ class PlanConfig(Section):
     value_embeddings: int = Field(0, ge=0)
     """Every n-th layer, counted from the last, adds a learned vector of the token to its values; 0 = no layer. The
     tables have parameters but no matrix products, so a plan does not count them as part of the model's size.
-    Sources: Zhou et al. 2024, arXiv 2410.17897 (values of an earlier layer); modded-nanogpt, nanochat (tables; n = 2)."""
+    Sources: Zhou et al. 2024, arXiv 2410.17897 (values of an earlier layer); modded-nanogpt, nanochat (tables)."""
     residual_mixing: bool = False
     """Start each layer from a weighted sum of the residual stream and the normalized token embeddings; the weights are
     learned, one for each channel. Source: modded-nanogpt and nanochat, which learn one weight for each layer."""

@@ -276,7 +276,7 @@ def _heads_fit(d_model: int, plan: PlanConfig) -> bool:
 
 def _shape(vocab_size: int, num_layers: int, d_model: int, plan: PlanConfig, tied: bool, grouped: bool) -> ModelShape:
     num_heads = plan.num_heads or max(1, d_model // (plan.head_dim or _head_dim(d_model)))
-    # Grouped: a quarter of the heads, at most eight and, if possible, at least two, so that a tensor axis can split them.
+    # Grouped: a quarter of the heads, at most eight and, if possible, at least two, which a tensor axis can split.
     # Sources: Ainslie et al. 2023, arXiv 2305.13245, section 3.3; Llama 3, arXiv 2407.21783, table 3 (eight to 405 B).
     divisors = [heads for heads in (1, 2, 4, 8) if heads <= max(2, num_heads // 4) and num_heads % heads == 0]
     num_kv_heads = plan.num_kv_heads or (divisors[-1] if grouped else num_heads)

@@ -36,7 +36,6 @@ from train.model.attention import (
 from train.model.draw import BY_POSITION, BY_TENSOR, normal_part
 from train.model.flash_attention import uses_flash_attention
 from train.model.loss import HeadLoss, capped
-from train.model.mixing import ChannelGain
 from train.model.shape import ModelShape
 
 Recompute = Literal["none", "full", "selective"]
@@ -85,6 +84,21 @@ class FeedForward(nn.Module):
             hidden = F.relu(up).square() if self.squared else F.gelu(up)
         y_BTD: Tensor = self.down(hidden)
         return y_BTD
+
+
+class ChannelGain(nn.Module):
+    """A learned gain for each channel, for residual mixing.
+
+    The published models learn one number for each layer. One for each channel is sharded like the gain of a norm.
+    """
+
+    def __init__(self, width: int):
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(width))
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        """Return the channels times their gains, in the same dtype."""
+        return x_BTD * self.weight.type_as(x_BTD)
 
 
 class Block(nn.Module):

@@ -130,7 +130,7 @@ class MatrixExchange:
 
 Quintic = tuple[float, float, float]
 """Coefficients a, b, c of the odd polynomial ax + bx³ + cx⁵."""
-JORDAN: Quintic = (3.4445, -4.7750, 2.0315)
+QUINTIC: Quintic = (3.4445, -4.7750, 2.0315)
 """A polynomial that, applied repeatedly, maps singular values to about 1. Source: Jordan 2024."""
 POLAR_EXPRESS: tuple[Quintic, ...] = (
     (8.28721201814563, -23.595886519098837, 17.300387312530933),
@@ -146,7 +146,7 @@ SAFETY = 1.01
 """Divisor of the argument of all but the last polynomial of POLAR_EXPRESS, so that rounding cannot make a singular
 value grow without bound. Source: Amsel et al. 2025, section 4.4."""
 COEFFICIENTS: Mapping[str, tuple[Quintic, ...]] = {
-    "jordan": (JORDAN,) * NEWTON_SCHULZ_STEPS,
+    "jordan": (QUINTIC,) * NEWTON_SCHULZ_STEPS,
     "polar_express": (
         *((a / SAFETY, b / SAFETY**3, c / SAFETY**5) for a, b, c in POLAR_EXPRESS[:-1]),
         POLAR_EXPRESS[-1],

@@ -143,6 +143,10 @@ def test_the_format_of_the_numbers_stays(tmp_path: Path) -> None:
     [
         ({"positions": "relative"}, "got positions = relative. Use the checkpoint"),
         ({"activation": "gelu", "qk_norm": True}, "got activation = gelu; qk_norm = true. Use the checkpoint"),
+        (
+            {"value_embeddings": 2, "residual_mixing": True, "window_pattern": "SL", "window": 4, "logit_softcap": 9.0},
+            "got value_embeddings = 2; residual_mixing = true; window_pattern = SL; logit_softcap = 9.0.",
+        ),
     ],
 )
 def test_shapes_that_llama_has_not(update: dict[str, Any], message: str, tmp_path: Path) -> None:

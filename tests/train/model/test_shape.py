@@ -104,6 +104,14 @@ def test_flops_by_hand() -> None:
     assert flops_per_token(llama, 2048) == 6 * (6_738_415_616 - 32000 * 4096 - 65 * 4096) + 12 * 32 * 4096 * 2048
 
 
+def test_flops_of_windows_by_hand() -> None:
+    """Layers 0, 1 and 3 of five have a window of 32; of 128 positions a query counts 32·(2 − 32/128) = 56 keys."""
+    near = shape(500, 5, 64, 4, 2, d_ffw=100, window_pattern="SSL", window=32, value_embeddings=1)
+    matrices = 5 * 31_488
+    assert flops_per_token(near, 128, logits=False) == 6 * matrices + 12 * 64 * (3 * 56 + 2 * 128)
+    assert flops_per_token(near, 32, logits=False) == 6 * matrices + 12 * 64 * 5 * 32  # nothing is beyond the window
+
+
 def test_flops_of_the_options_by_hand() -> None:
     # Two matrices of 64·100; heads together 2·64 wide: q and out 2·64·128, k and v 2·64·64.
     wide = shape(500, 2, 64, 4, 2, d_ffw=100, activation="gelu", head_dim=32, bias=True)

@@ -16,7 +16,7 @@ from train.config.optim import OPTIMIZERS, OptimConfig
 from train.config.settings import Settings, load_settings
 from train.model.shape import ModelShape, num_parameters
 from train.model.transformer import build_model
-from train.optim.muon import QUINTIC, orthogonalize
+from train.optim.muon import COEFFICIENTS, QUINTIC, orthogonalize
 from train.optim.optimizer import Optimizer, clear_gradients, make_optimizer, set_step, state_tensors, update
 from train.optim.parameter import Gradients, gradient_norm, squared_norms
 from train.parallel.devices import device_of
@@ -164,6 +164,40 @@ def test_orthogonal_keeps_the_directions(shape: tuple[int, int, int]) -> None:
         assert core.diag().max() < 1.25
         assert core.diag()[:8].min() > 0.6
     assert orthogonalize(torch.zeros(1, 4, 6)).abs().max() == 0
+
+
+def test_polar_express_comes_closer_to_orthogonal() -> None:
+    """Singular values of 1e-3 of the norm and more reach the bounds that its polynomials have on [1e-3, 1]."""
+    values = torch.logspace(-2.7, 0, 12, dtype=torch.double)
+    values /= values.norm()
+    generator = torch.Generator().manual_seed(0)
+    left, right = (torch.linalg.qr(torch.randn(12, 12, generator=generator, dtype=torch.double))[0] for _ in "lr")
+    reached = {
+        name: torch.linalg.svdvals(orthogonalize((left * values @ right)[None], steps)[0])
+        for name, steps in COEFFICIENTS.items()
+    }
+    assert 0.84 < reached["polar_express"].min() < reached["polar_express"].max() < 1.13
+    assert reached["jordan"].min() < 0.75
+    assert (reached["polar_express"] - 1).abs().mean() < 0.7 * (reached["jordan"] - 1).abs().mean()
+
+
+def test_normuon_by_its_formula() -> None:
+    """Two updates against algorithm 1: rows by the root of their running mean square, then the size of Muon."""
+    parameter = nn.Parameter(torch.zeros(6, 10))
+    config = OptimConfig(optimizer="normuon", weight_decay=0.0)
+    optimizer = make_optimizer({"blocks.0.up.weight": parameter}, config)
+    momentum, squares, expected = torch.zeros(6, 10), torch.zeros(6), torch.zeros(6, 10)
+    for step in (1, 2):
+        gradient = torch.randn(6, 10, generator=torch.Generator().manual_seed(step)) * torch.arange(1.0, 7.0)[:, None]
+        momentum = 0.95 * momentum + 0.05 * gradient
+        direction = orthogonalize((0.05 * gradient + 0.95 * momentum)[None])[0]
+        squares = 0.95 * squares + 0.05 * direction.square().mean(1)
+        direction = direction / squares.sqrt()[:, None]
+        expected -= 1e-2 * 0.2 * 60**0.5 * direction / direction.norm()
+        parameter.grad = gradient.clone()
+        update(optimizer, 1e-2)
+        torch.testing.assert_close(parameter.detach(), expected, rtol=1e-4, atol=1e-7)
+    assert optimizer.members[0].state["row_square"].tolist() == pytest.approx(squares.tolist(), rel=1e-4)
 
 
 @pytest.mark.parametrize(

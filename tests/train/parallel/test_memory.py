@@ -176,6 +176,10 @@ def test_a_checkpoint_holds_weights_and_states() -> None:
 
 
 LARGE = {"vocab_size": 8192, "tie_embeddings": False}
+MODERN = {
+    **{"activation": "relu2", "qk_norm": True, "value_embeddings": 1, "residual_mixing": True},
+    **{"window_pattern": "S", "window": 16, "logit_softcap": 15.0},
+}
 
 
 def two_layers(**changes: Any) -> ModelShape:
@@ -201,6 +205,8 @@ CASES: list[tuple[ModelShape, dict[str, Any], int, int]] = [
     (two_layers(), {"layout": {"tensor": 2}}, 2, 8),
     (two_layers(), {"layout": {"context": 2}}, 2, 8),
     (two_layers(), {"layout": {"context": 2, "context_by": "keys"}}, 2, 8),
+    (two_layers(**MODERN), {"optim": {"optimizer": "normuon"}}, 2, 8),
+    (two_layers(**MODERN), {"layout": {"activation_checkpointing": "full"}, "optim": {"optimizer": "adafactor"}}, 1, 8),
 ]
 """Every setting that the estimate depends on, once, with two layers; the long tests have four."""
 SLOW: list[tuple[ModelShape, dict[str, Any], int, int]] = [
