@@ -159,7 +159,7 @@ def open_packings(run: Store, dataset: Dataset, config: TrainConfig) -> dict[str
                 f"{int(begins[-1])} in {len(begins) - 1}. Remove the folder and run `penstock plan` again."
             )
         documents = DocumentEnds(dataset, f"{source.name}/{TRAIN}")
-        opened[source.name] = PackedIndex(folder.root.rpartition("/")[2], shape, documents, begins)
+        opened[source.name] = PackedIndex(folder.root.rpartition("/")[2], shape, documents.between, begins)
     return opened
 
 

@@ -5,7 +5,7 @@ are taken from the shards beside each document of the spike. Documents are shuff
 random sample. Their losses are measured under the weights of the spike, as those of its documents are.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -18,9 +18,9 @@ from train.data.document_index import read_table
 from train.data.order import Samples
 from train.data.permutation import Pieces
 from train.data.rows import Rows
+from train.model.loss import LossTally
+from train.monitor.events import SpikeDocument
 from train.monitor.quarantine import GroupLevels, SourceLevels
-from train.pretrain.step import Learner
-from train.trace.trace import Appearance
 
 REFERENCES = 16
 """Number of reference documents of a source and language. They cost a forward pass at a spike."""
@@ -42,7 +42,7 @@ class Reference:
 
 
 def reference_documents(
-    batches: Batches, dataset: Dataset, step: int, parts: Sequence[Appearance], left_out: Iterable[str] = ()
+    batches: Batches, dataset: Dataset, step: int, parts: Sequence[SpikeDocument], left_out: Iterable[str] = ()
 ) -> list[Reference]:
     """Return reference documents for each source and language in the batch of a step, at most REFERENCES of each.
 
@@ -92,17 +92,21 @@ class _Candidates:
 
 
 def measure_levels(
-    learner: Learner, batches: Batches, seq_len: int, references: Sequence[Reference], sources: SourceLevels
+    measure: Callable[[HeldoutRows], LossTally],
+    batches: Batches,
+    seq_len: int,
+    references: Sequence[Reference],
+    sources: SourceLevels,
 ) -> GroupLevels:
     """Return the losses with which documents are compared, from the losses of reference documents.
 
-    Call it on all ranks, with the same references. `seq_len`: tokens of a row. `sources`: mean losses of the sources in
-    previous steps.
+    Call it on all ranks, with the same references. `measure`: returns the losses of rows by group, as
+    `Learner.measure`. `seq_len`: tokens of a row. `sources`: mean losses of the sources in previous steps.
     """
     if not references:
         return GroupLevels([], sources)
     number = len(references)
-    tally = learner.measure(HeldoutRows(tuple(map(str, range(number))), _rows(batches, references, seq_len)))
+    tally = measure(HeldoutRows(tuple(map(str, range(number))), _rows(batches, references, seq_len)))
     measured = zip(references, tally.losses_S.tolist(), tally.counts_S.tolist(), strict=True)
     losses = [(own.source, own.language, loss / count) for own, loss, count in measured if count]
     return GroupLevels(losses, sources)

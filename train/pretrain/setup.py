@@ -5,19 +5,24 @@ Rank 0 checks for all ranks, so that each error is printed once and no rank wait
 
 import json
 import logging
+import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
 import torch
+import torch.distributed as dist
 from pydantic import TypeAdapter
 
 from schemas.errors import ConfigError, ContractError
 from schemas.logs import log_words, show
+from schemas.manifest import MANIFEST_NAME as TABLE_MANIFEST
+from schemas.manifest import RUN_NAME
 from schemas.overrides import override_words
 from schemas.paths import check_own_folders
 from schemas.storage import Store
@@ -38,6 +43,7 @@ from train.config.settings import Settings
 from train.data.batches import Batches
 from train.data.mapped import map_dataset, with_manifest, write_mapped
 from train.data.packing import packed_files, write_packing
+from train.data.verify import ExpectedFile, dataset_files, join_shares, verify_share
 from train.dataset_history import comparable_digest
 from train.model.fp8 import check_fp8
 from train.monitor.metrics import MANIFEST_NAME, read_train_manifest
@@ -45,7 +51,7 @@ from train.monitor.profiler import ProfileWindow, parse_window
 from train.parallel.devices import RunDevices, peak_of_devices, unknown_peak
 from train.parallel.layout import axes_of
 from train.parallel.pipeline import check_schedule
-from train.parallel.ranks import Ranks, default_threads
+from train.parallel.ranks import FirstRankFailed, Ranks, default_threads, torchrun_placement
 from train.plan.plan import (
     PLAN_NAME,
     Plan,
@@ -57,7 +63,6 @@ from train.plan.plan import (
     verify_plan,
     write_plan,
 )
-from train.pretrain.verification import verify_on_ranks
 
 
 @dataclass(frozen=True)
@@ -235,6 +240,61 @@ def open_dataset_once(run: Store, ranks: Ranks) -> Dataset:
     if mapped is None:
         return own or open_dataset(run)
     return with_manifest(mapped, own) if own is not None and ranks.rank == 0 else mapped
+
+
+# The check of the data: machines that see the same files share them. They are found by the inodes and change times of
+# manifests, which all machines see alike on a mounted folder, and which a copy on another disk does not have.
+
+View = tuple[tuple[int, int] | None, ...]
+"""Inode and change time of each file by which copies of a dataset differ; None = it is not on a local path."""
+
+
+def verify_on_ranks(run: Store, dataset: Dataset, others: Iterable[ExpectedFile], ranks: Ranks) -> int:
+    """Compare the files of a dataset, and `others`, with their SHA-256; return how many files had to be read.
+
+    All ranks call it together. Machines that see the same files read a share each. A machine with copies of its own
+    reads its own. Raises ContractError on the first rank that sees a wrong file, and FirstRankFailed on the others.
+    """
+    place = torchrun_placement()
+    takes_part = not ranks.rank or (place is not None and place[0] == 0)
+    views = _gathered(view_of(run, dataset) if takes_part else None, ranks)
+    mine = [rank for rank, view in enumerate(views) if view is not None and view == views[ranks.rank]]
+    number, problem = 0, ""
+    if takes_part:
+        try:
+            files = [*dataset_files(dataset), *others]
+            number = verify_share(run, dataset.folder.uri, files, mine.index(ranks.rank), len(mine))
+        except ContractError as error:
+            problem = str(error)
+    results: list[tuple[int, str]] = _gathered((number, problem), ranks)
+    if mine and ranks.rank == mine[0]:
+        join_shares(run)
+        if problems := [text for text in (results[rank][1] for rank in mine) if text]:
+            raise ContractError("\n".join(problems))
+    if failed := next((text for _, text in results if text), ""):
+        raise FirstRankFailed(failed)
+    return sum(number for number, _ in results)
+
+
+def view_of(run: Store, dataset: Dataset) -> View:
+    """Return by what this machine's copies of a run and its dataset differ from other copies."""
+    folders = (dataset.folder, dataset.tokenizer_folder, *(member.folder for member in dataset.members))
+    files = [(run, RUN_NAME), *((folder, TABLE_MANIFEST) for folder in folders)]
+    return tuple(_mark(folder, name) for folder, name in files)
+
+
+def _mark(folder: Store, name: str) -> tuple[int, int] | None:
+    if not folder.is_local or not folder.exists(name):
+        return None
+    status = os.stat(folder.path(name))
+    return status.st_ino, status.st_ctime_ns
+
+
+def _gathered(value: object, ranks: Ranks) -> list[Any]:
+    """Return the values of all ranks, by rank."""
+    values: list[Any] = [None] * ranks.world_size
+    dist.all_gather_object(values, value, group=ranks.control)
+    return values
 
 
 def describe(setup: TrainingSetup) -> str:

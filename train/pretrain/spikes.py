@@ -30,7 +30,7 @@ from train.plan.plan import open_order, skip_name
 from train.pretrain.levels import Reference, measure_levels, reference_documents
 from train.pretrain.setup import TrainingSetup
 from train.pretrain.step import Learner
-from train.trace.trace import Appearance, Trace
+from train.trace.trace import Trace
 
 ORIGIN_FIELDS = {"doc_id", "url", "source", "language", "split", "offset", "length"}
 
@@ -58,23 +58,25 @@ def measure_documents(
     parts = ranks.on_first(lambda: _trace(setup, batches.order).documents_of_step(step))
     stage = batches.order.stage_of(step - 1)
     sources = ranks.on_first(lambda: source_levels_before(setup, step))
-    references = ranks.on_first(lambda: _references(setup, batches, step, parts))
-    levels, number = measure_levels(learner, batches, stage.seq_len, references, sources), stage.global_batch
+    spans, number = [SpikeDocument.model_validate(part) for part in parts], stage.global_batch
+    references = ranks.on_first(lambda: _references(setup, batches, step, spans))
+    levels = measure_levels(learner.measure, batches, stage.seq_len, references, sources)
     places = [(part.row, part.piece, part.row_start, part.row_stop) for part in parts]
     groups_BT = batches.groups(step - 1, learner.model.rows_here(number), places)
     tally = learner.measure_groups(rows, groups_BT, len(parts) + 1, number)
     measured = []
-    for part, loss, count in zip(parts, tally.losses_S.tolist(), tally.counts_S.tolist(), strict=False):
-        document, targets = SpikeDocument.model_validate(part), round(count)
+    for document, loss, count in zip(spans, tally.losses_S.tolist(), tally.counts_S.tolist(), strict=False):
+        targets, level = round(count), levels.of(document.source, document.language)
         if targets:
-            own, level = loss / targets, levels.of(part.source, part.language)
+            own = loss / targets
             values = {"loss": own, "targets": targets, "level": level, "excess": excess_of(own, targets, level)}
-            document = document.model_copy(update=values)
-        measured.append(document)
+            measured.append(document.model_copy(update=values))
+        else:
+            measured.append(document)
     return sorted(measured, key=lambda document: -document.excess if document.excess is not None else float("inf"))
 
 
-def _references(setup: TrainingSetup, batches: Batches, step: int, parts: Sequence[Appearance]) -> list[Reference]:
+def _references(setup: TrainingSetup, batches: Batches, step: int, parts: Sequence[SpikeDocument]) -> list[Reference]:
     """Return the reference documents of a batch. Spans are cut from whole rows only, so there are none with them."""
     if setup.settings.train.objective == "span":
         return []

@@ -5,7 +5,6 @@ As in a real crawl, every page of the rare language has a high loss. The pages o
 
 import random
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -18,6 +17,7 @@ from schemas.tokens import TokenizerContract, open_dataset
 from tests.support import tiny_runs
 from tests.support.tiny_dataset import make_tiny_dataset, tiny_documents
 from tests.support.tiny_runs import events, metrics, opened, trained
+from train.monitor.events import SpikeDocument
 from train.monitor.quarantine import SourceLevels, attribute_spike, merge_parts
 from train.pretrain.levels import REFERENCES, reference_documents
 from train.trace import open_trace
@@ -80,7 +80,8 @@ def test_a_corrupt_page_of_a_rare_language_is_blamed_and_its_language_is_not(run
 
 def test_references_are_other_documents_of_the_language_and_not_listed_ones(run: Path) -> None:
     batches, trace, dataset = opened(run), open_trace(Store(str(run))), open_dataset(Store(str(run)))
-    batch = {step: trace.documents_of_step(step) for step in range(1, 41)}
+    found = {step: trace.documents_of_step(step) for step in range(1, 41)}
+    batch = {step: [SpikeDocument.model_validate(part) for part in parts] for step, parts in found.items()}
     step, parts = next(item for item in batch.items() if {part.language for part in item[1]} == {"en", "ja"})
     references = reference_documents(batches, dataset, step, parts)
     of_place = {}
@@ -97,5 +98,5 @@ def test_references_are_other_documents_of_the_language_and_not_listed_ones(run:
     again = reference_documents(batches, dataset, step, parts, listed)
     assert references[0] not in again
     assert len(again) == len(references)
-    unknown = [replace(part, language="") for part in parts]
+    unknown = [part.model_copy(update={"language": ""}) for part in parts]
     assert reference_documents(batches, dataset, step, unknown) == []

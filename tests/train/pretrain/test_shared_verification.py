@@ -14,7 +14,7 @@ from tests.support.rank_pool import shared_pool
 from tests.support.tiny_dataset import flip_byte, make_tiny_dataset, settle
 from train.data import verify
 from train.data.verify import VERIFIED_NAME, dataset_files, join_shares, share_name, verify_dataset, verify_share
-from train.pretrain.verification import verify_on_ranks
+from train.pretrain.setup import verify_on_ranks
 
 pytestmark = pytest.mark.dist
 
@@ -29,7 +29,7 @@ def checked(ranks: Any, *folders: str) -> tuple[int, list[str], str]:
         return digest(folder, path, *work)
 
     with (
-        mock.patch("train.pretrain.verification.torchrun_placement", return_value=(0, 1)),
+        mock.patch("train.pretrain.setup.torchrun_placement", return_value=(0, 1)),
         mock.patch.object(verify, "file_digest", reading),
     ):
         try:
