@@ -76,11 +76,11 @@ def find_effects(run: Store, dataset: Dataset, documents: Iterable[Span]) -> Eff
     ]
     clean = [checkpoint.step for checkpoint in current if not (checkpoint.saw or checkpoint.saw_earlier)]
     # Why a replay set a checkpoint aside is recorded in the certificate of the takedown before that replay.
-    aside = [model(name, note, False) for name, note in _notes_aside(run)]
+    aside = [model(name, note, False) for name, note in notes_aside(run)]
     return Effects(steps=steps, models=[*current, *aside], last_clean=max(clean, default=None))
 
 
-def _notes_aside(run: Store) -> Iterator[tuple[str, CheckpointMetadata]]:
+def notes_aside(run: Store) -> Iterator[tuple[str, CheckpointMetadata]]:
     """Yield folder and metadata of every checkpoint that a replay has set aside."""
     for path in sorted(run.child(REPLACED).walk()):
         folder, _, file = f"{REPLACED}/{path}".rpartition("/")
