@@ -400,7 +400,7 @@ def _folders(run: Store) -> list[str]:
 def _delete_folder(run: Store, name: str) -> None:
     """Delete a folder with all files in it. On an object store, a folder without files does not exist."""
     if run.is_local:
-        shutil.rmtree(run.path(name))
+        shutil.rmtree(Path(run.path(name)))
         return
     folder = run.child(name)
     delete_files(folder, [*folder.walk()])

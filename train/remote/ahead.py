@@ -6,11 +6,9 @@ only read. All ranks of a machine read rows of the same windows of shards, so th
 """
 
 import fcntl
-import logging
 import math
 import os
 import threading
-from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -109,9 +107,8 @@ class ReadAhead:
         self._cache, self._use, self._batches, self._stop = cache, use, batches, stop
         self._lock = cache.root / f"{cache.folder.name}-{digest_of(name)[:16]}.lock"
         self._step, self._walked = 0, -1
-        self._waiting: deque[tuple[int, CheckedPath]] = deque()
-        self._seen: dict[str, int] = {}
-        self._wake, self._ended = threading.Event(), threading.Event()
+        self._known: dict[str, CheckedPath] = {}
+        self._wake, self._ended, self._idle = threading.Event(), threading.Event(), threading.Event()
         self._warned = False
         cache.next_use = lambda sha256: use.next_use(sha256, self._step)
         cache.on_full = lambda: batches.close_shards(frozenset())
@@ -121,12 +118,17 @@ class ReadAhead:
     def begin(self, step: int) -> None:
         """Note that a step is read now (0 = first), and close the shards that no step reads soon."""
         self._step = step
+        self._idle.clear()
         self._wake.set()
         self._batches.close_shards(frozenset(self._open_at(step)))
 
     def end(self, step: int) -> None:
         """Note that the rows of a step have been read."""
         self._batches.close_shards(frozenset(self._open_at(step + 1)))
+
+    def wait(self) -> None:
+        """Wait until all shards that the cache has room for are downloaded."""
+        self._idle.wait()
 
     def _open_at(self, step: int) -> dict[str, CheckedPath]:
         """Return the shards that may stay open while a step is read; none if the cache has no room for all ranks'."""
@@ -149,41 +151,40 @@ class ReadAhead:
                     with suppress(BlockingIOError):
                         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # stays held: taken again by its holder
                         self._download(pool)
+                    if not self._wake.is_set():
+                        self._idle.set()
         finally:
             os.close(file)
 
     def _download(self, pool: ThreadPoolExecutor) -> None:
-        """Download shards in the order of their first use until the cache is full of earlier ones."""
+        """Download shards in the order of their next use until the cache is full of earlier ones."""
         while not self._ended.is_set():
             self._look_ahead()
-            while self._waiting and self._waiting[0][0] < self._step:
-                self._waiting.popleft()  # the step that reads it has begun
-            some = [self._waiting.popleft() for _ in range(min(AT_ONCE, len(self._waiting)))]
+            missing = [path for path in self._known.values() if not self._cache.has(path)]
+            uses = [(self._use.next_use(path.sha256, self._step), path) for path in missing]
+            some = sorted(uses, key=lambda entry: entry[0])[:AT_ONCE]
             if not some:
                 return
             try:
-                done = [*pool.map(lambda entry: self._cache.fetch(entry[1], entry[0]), some)]
+                if not all([*pool.map(lambda entry: self._cache.fetch(entry[1], entry[0]), some)]):
+                    return
             except (PenstockError, OSError) as error:
                 if not self._warned:  # the step that needs the shard raises the error, if it comes again
-                    LOGGER.log(logging.WARNING, f"penstock: a shard cannot be downloaded ahead: {error}")
+                    LOGGER.warning(f"penstock: a shard cannot be downloaded ahead: {error}")
                 self._warned = True
-                return
-            self._waiting.extendleft(reversed([entry for entry, own in zip(some, done, strict=True) if not own]))
-            if not all(done):
                 return
 
     def _look_ahead(self) -> None:
         """Look up the shards of the next steps, of as many as the cache has room for."""
         self._walked = max(self._walked, self._step - 1)
-        self._seen = {sha256: size for sha256, size in self._seen.items() if self._is_ahead(sha256)}
-        size = sum(self._seen.values())
+        self._known = {sha256: path for sha256, path in self._known.items() if self._is_ahead(sha256)}
+        size = sum(path.num_bytes for path in self._known.values())
         last = min(self._stop, self._step + MAX_STEPS_AHEAD)
         while size < self._cache.num_bytes and self._walked + 1 < last and not self._ended.is_set():
             self._walked += 1
             for sha256, path in self._use.of_step(self._walked).items():
-                if sha256 not in self._seen:
-                    self._seen[sha256] = path.num_bytes
-                    self._waiting.append((self._walked, path))
+                if sha256 not in self._known:
+                    self._known[sha256] = path
                     size += path.num_bytes
 
     def _is_ahead(self, sha256: str) -> bool:

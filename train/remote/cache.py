@@ -63,12 +63,16 @@ class ShardCache:
             self._fetch(path, None)
         return pa.BufferReader(content)
 
-    def fetch(self, path: CheckedPath, first_use: int) -> bool:
+    def fetch(self, path: CheckedPath, first_use: float) -> bool:
         """Download a shard that a later step reads first; return False if there is no room for the shard yet.
 
         Only files with a later next use than `first_use` are removed for the shard.
         """
-        return self._place(path).exists() or self._fetch(path, first_use)
+        return self.has(path) or self._fetch(path, first_use)
+
+    def has(self, path: CheckedPath) -> bool:
+        """Return True if a shard is in the cache."""
+        return self._place(path).exists()
 
     def remove_older(self) -> None:
         """Remove the files of other versions of this dataset, such as the one before a takedown."""
@@ -103,7 +107,7 @@ class ShardCache:
         finally:
             os.close(file)
 
-    def _fetch(self, path: CheckedPath, first_use: int | None) -> bool:
+    def _fetch(self, path: CheckedPath, first_use: float | None) -> bool:
         """Download a file, or wait until another process has; return False if `first_use` must wait for room."""
         place = self._place(path)
         partial = place.with_name(place.name + PARTIAL)
@@ -116,6 +120,7 @@ class ShardCache:
                 time.sleep(POLL_SECONDS)
             if place.exists() or not os.fstat(file).st_nlink:
                 return True  # another process was faster, or has removed this incomplete file
+            os.ftruncate(file, 0)  # what a killed process has left
             try:
                 if not self._reserve(file, path.num_bytes, first_use):
                     partial.unlink()
@@ -132,7 +137,7 @@ class ShardCache:
         finally:
             os.close(file)
 
-    def _reserve(self, file: int, num_bytes: int, first_use: int | None) -> bool:
+    def _reserve(self, file: int, num_bytes: int, first_use: float | None) -> bool:
         """Allocate the bytes of an incomplete file, after other files were removed for it."""
         deadline = time.monotonic() + ROOM_SECONDS
         while True:
@@ -150,23 +155,27 @@ class ShardCache:
                 )
             time.sleep(POLL_SECONDS)
 
-    def _make_room(self, num_bytes: int, first_use: int | None) -> bool:
+    def _make_room(self, num_bytes: int, first_use: float | None) -> bool:
         """Remove files, those with the latest next use first; return True if there is room. The caller holds LOCK."""
         files = [*self._list()]
         excess = sum(size for _, size in files) + num_bytes - self.num_bytes
         if excess <= 0:
             return True
-        uses = {place: self.next_use(place.name) if place.parent == self.folder else math.inf for place, _ in files}
+        uses = {place: self._next_use(place) for place, _ in files}
         for place, size in sorted(files, key=lambda each: -uses[each[0]]):
-            if place.name.endswith(PARTIAL):  # of a killed process, unless it is locked
-                excess -= size if _remove_unlocked(place) else 0
-            elif first_use is not None and uses[place] <= first_use:
-                continue
-            elif _remove_unlocked(place):
+            if (first_use is None or uses[place] > first_use) and _remove_unlocked(place):
                 excess -= size
             if excess <= 0:
                 return True
         return False
+
+    def _next_use(self, place: Path) -> float:
+        """Return the next use of a file; infinity for one of another dataset, and for an incomplete one.
+
+        An incomplete file is locked while it is downloaded. One that is not locked is of a killed process.
+        """
+        is_own = place.parent == self.folder and not place.name.endswith(PARTIAL)
+        return self.next_use(place.name) if is_own else math.inf
 
     def _list(self) -> Iterator[tuple[Path, int]]:
         """Yield every file in the cache folder, of all datasets, with its size."""
