@@ -392,8 +392,8 @@ def _folders(run: Store) -> list[str]:
         root = Path(run.path(CHECKPOINTS))
         names = [path.name for path in root.iterdir()] if root.exists() else []
     else:
-        infos = run.fs.get_file_info(pafs.FileSelector(run.path(CHECKPOINTS), allow_not_found=True))
-        names = [info.base_name for info in infos if info.type == pafs.FileType.Directory]
+        # Not every object store lists folders.
+        names = sorted({name.partition("/")[0] for name in run.child(CHECKPOINTS).walk()})
     return [f"{CHECKPOINTS}/{name}" for name in names if re.fullmatch(r"step-\d{6,}", name)]
 
 

@@ -150,7 +150,8 @@ def write_checkpoint(
         )
         files, problem = _gather_files(work, checkpoint.name, writer.digests.files, ranks)
         if problem:
-            ranks.refuse(_save_error(folder, problem + _remove_incomplete(run, checkpoint, ranks)))
+            problem += _remove_incomplete(run, checkpoint, ranks)
+            ranks.refuse(_save_error(folder, problem, f"Check {run.uri} and the disk"))
         return ranks.on_first(lambda: _commit(work, checkpoint.model_copy(update={"files": files})))
     except CheckpointException as failed:
         reasons = "; ".join(sorted({str(failure[0]) for failure in failed.failures.values()}))
@@ -199,10 +200,8 @@ def _remove_incomplete(run: Store, checkpoint: CheckpointMetadata, ranks: Ranks)
     return ""
 
 
-def _save_error(folder: Path, reason: str) -> ContractError:
-    return ContractError(
-        f"{folder}: expected a checkpoint, got {reason}. Free disk space; earlier checkpoints are kept."
-    )
+def _save_error(folder: Path, reason: str, fix: str = "Free disk space") -> ContractError:
+    return ContractError(f"{folder}: expected a checkpoint, got {reason}. {fix}; earlier checkpoints are kept.")
 
 
 class _Digested(io.BufferedWriter):
