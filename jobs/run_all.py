@@ -179,7 +179,7 @@ def check_trained(prepared: Prepared, folder: Store, command: Sequence[str]) -> 
 
     `command`: the words after `penstock`, without folders. Raises ConfigError with the command for a new run folder.
     """
-    if not folder.is_local or not (checkpoints := list_checkpoints(folder)):
+    if not (checkpoints := list_checkpoints(folder)):
         return
     expected = forecast(prepared, folder)
     dataset, checkpoint = expected.complete.get("tokens"), checkpoints[-1]

@@ -114,7 +114,8 @@ def find_garbage(run: Store) -> list[Garbage]:
     if run.uri.startswith(SCHEME):
         # An export may be uploading to another folder of the run: it takes no lock on it.
         uploads = (upload for upload in S3Requests(run).uploads() if not upload.name.startswith(inner))
-        own = (upload for upload in uploads if PLACE.fullmatch(upload.name) or REPAIR_FILE.fullmatch(upload.name))
+        kinds = (PLACE.fullmatch, REPAIR_FILE.fullmatch, CHECKPOINT.match)
+        own = (upload for upload in uploads if any(kind(upload.name) for kind in kinds))
         found += [Garbage(upload.name, upload.bytes, HALF_UPLOAD, upload) for upload in own]
     return sorted(found, key=lambda each: each.path)
 

@@ -64,6 +64,18 @@ def lock_training(run: Store, what: str, others: Sequence[Store] = ()) -> Iterat
         yield
 
 
+@contextmanager
+def lock_checkpoints(run: Store, what: str) -> Iterator[None]:
+    """Hold the exclusive lock on training in a run folder alone, for a command that holds that on its tables too.
+
+    `what`: the name of this command in the errors of other processes. Raises ContractError if another process holds the
+    lock.
+    """
+    with ExitStack() as locks:
+        _take(locks, run, TRAIN_LOCK, what)
+        yield
+
+
 def _take(locks: ExitStack, run: Store, name: str, what: str, *, shared: bool = False) -> None:
     """Acquire the lock file `name` of a run until `locks` is closed.
 

@@ -20,7 +20,7 @@ from train.checkpoint.folder import (
     METADATA_NAME,
     CheckpointMetadata,
     list_checkpoints,
-    local_path,
+    move_checkpoint,
     open_trained_order,
     parse_metadata,
 )
@@ -72,15 +72,15 @@ def find_effects(run: Store, dataset: Dataset, documents: Iterable[Span]) -> Eff
     earlier, replays = takedowns_at_same_positions(dataset), read_replays(run)
     current = [
         model(note.name, note, bool(takedowns_seen((note.step, note.identity.dataset), earlier, replays)))
-        for note in (list_checkpoints(run) if run.is_local else [])
+        for note in list_checkpoints(run)
     ]
     clean = [checkpoint.step for checkpoint in current if not (checkpoint.saw or checkpoint.saw_earlier)]
     # Why a replay set a checkpoint aside is recorded in the certificate of the takedown before that replay.
-    aside = [model(name, note, False) for name, note in _notes_aside(run)]
+    aside = [model(name, note, False) for name, note in notes_aside(run)]
     return Effects(steps=steps, models=[*current, *aside], last_clean=max(clean, default=None))
 
 
-def _notes_aside(run: Store) -> Iterator[tuple[str, CheckpointMetadata]]:
+def notes_aside(run: Store) -> Iterator[tuple[str, CheckpointMetadata]]:
     """Yield folder and metadata of every checkpoint that a replay has set aside."""
     for path in sorted(run.child(REPLACED).walk()):
         folder, _, file = f"{REPLACED}/{path}".rpartition("/")
@@ -121,7 +121,6 @@ def begin_replay(run: Store, choice: str) -> Replay:
     Later checkpoints move to REPLACED. A second call completes an interrupted one. Raises ConfigError or ContractError
     before anything is written.
     """
-    local_path(run, "train")
     check_own_folders(run, "train")
     with lock_training(run, "penstock train --replay-from"):
         replay, bound = _planned(run, choice)
@@ -212,7 +211,7 @@ def _set_aside(run: Store, later: list[str], before: str) -> None:
         number = 0
         while run.exists(goal := f"{target}{f'.{number}' if number else ''}"):
             number += 1
-        run.move(name, goal)
+        move_checkpoint(run, name, goal)
 
 
 def describe_replay(replay: Replay) -> str:

@@ -181,7 +181,7 @@ def _is_kept(arguments: Arguments, run: Store) -> bool:
 
 
 def _is_trained(run: Store) -> bool:
-    return run.is_local and run.exists(PLAN_NAME) and bool(list_checkpoints(run))
+    return run.exists(PLAN_NAME) and bool(list_checkpoints(run))
 
 
 def _settings(run: Store, overrides: Sequence[str], name: str) -> Settings:

@@ -67,7 +67,7 @@ def run_command(arguments: argparse.Namespace) -> int:
     summary = _run(arguments)
     print(summary.text())
     run, code = Store(arguments.out), 0
-    checkpoints = list_checkpoints(run) if run.is_local and run.exists(PLAN_NAME) else []
+    checkpoints = list_checkpoints(run) if run.exists(PLAN_NAME) else []
     if checkpoints:
         print(
             f"{run.uri}/{PLAN_NAME} is kept, because {checkpoints[-1].name} was trained with it; `penstock plan` would "

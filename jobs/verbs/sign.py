@@ -48,7 +48,7 @@ def sign_command(arguments: argparse.Namespace) -> int:
 
 
 def _checkpoint(run: Store, step: int | None) -> CheckpointMetadata:
-    checkpoints = list_checkpoints(run) if run.is_local else []
+    checkpoints = list_checkpoints(run)
     chosen = next((own for own in reversed(checkpoints) if step in (None, own.step)), None)
     if chosen is None:
         steps = ", ".join(str(own.step) for own in checkpoints) or "none"

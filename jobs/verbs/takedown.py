@@ -22,6 +22,7 @@ from pipeline.takedown.commit import (
     finish_takedown,
     read_pending,
 )
+from pipeline.takedown.erased import check_erased
 from pipeline.takedown.exports import delete_export, describe_exports, exports_before
 from pipeline.takedown.papers import papers_of
 from pipeline.takedown.planted import check_planted
@@ -36,7 +37,7 @@ from pipeline.takedown.shards import find_removed_rows
 from schemas.document_ids import ID_HELP, MIN_ID_DIGITS, resolve_doc_ids
 from schemas.errors import ConfigError, PenstockError
 from schemas.exports import ExportReceipt, read_receipts
-from schemas.locks import lock_tables
+from schemas.locks import lock_checkpoints, lock_tables
 from schemas.manifest import read_run
 from schemas.paths import check_own_folders, check_unlinked_tables
 from schemas.removed import certificates_of
@@ -49,12 +50,14 @@ from schemas.takedown import (
     Mode,
     OtherRun,
     certificate_name,
+    check_no_pending_takedown,
     parse_certificate,
     proofs_name,
 )
 from schemas.text import printable
 from schemas.tokens import open_dataset
 from schemas.versions import DATASET, attached_runs, check_own_tables
+from train.erase import erase_replaced, find_replaced
 from train.takedown_replay import Span, find_effects
 
 GROUP = "join"
@@ -91,6 +94,12 @@ def add_takedown_arguments(parser: argparse.ArgumentParser) -> None:
         "--remake-exports",
         action="store_true",
         help="delete exports with removed documents, and make them again in the same folders; models are only named",
+    )
+    parser.add_argument(
+        "--erase-replaced",
+        action="store_true",
+        help="delete the checkpoints that were trained on removed documents, and those that a replay has replaced; "
+        "without documents to remove, this is done for earlier takedowns",
     )
     parser.add_argument("--docs", metavar="FILE", help="JSON lines with a doc_id each, such as quarantine.jsonl")
     parser.add_argument(
@@ -139,13 +148,36 @@ def takedown_command(arguments: Arguments) -> int:
     with nullcontext() if arguments.dry_run else lock_tables(run, "penstock takedown"):
         check_unlinked_tables(run)
         check_own_folders(run, TAKEDOWNS)
-        return _drop_old(run) if arguments.drop_old else _take_down(run, request, arguments)
+        if arguments.drop_old:
+            return _drop_old(run)
+        code = 0 if _only_erases(arguments, request) else _take_down(run, request, arguments)
+        return code or (_erase(run, arguments.dry_run) if arguments.erase_replaced else 0)
+
+
+def _only_erases(arguments: Arguments, request: TakedownRequest) -> bool:
+    return bool(arguments.erase_replaced and not request.items())
+
+
+def _erase(run: Store, dry_run: bool) -> int:
+    """Delete the weights that have read documents of takedowns, and print what was deleted."""
+    check_no_pending_takedown(run)
+    with nullcontext() if dry_run else lock_checkpoints(run, "penstock takedown --erase-replaced"):
+        found = find_replaced(run)
+        doomed = {own.checkpoint: own for checkpoints in found.values() for own in checkpoints}
+        size = sum(file.size for own in doomed.values() for file in own.files)
+        records = [] if dry_run or not doomed else erase_replaced(run, found)
+    print(f"{len(doomed):,} checkpoint(s), {size:,} bytes, {'would be' if dry_run else 'were'} erased")
+    print("".join(f"  {name}\n" for name in sorted(doomed)), end="")
+    for name in records:
+        print(f"recorded in {run.uri}/{name}")
+    print("not erased: exports of models, copies elsewhere, and what the storage keeps of deleted files")
+    return 0
 
 
 def _check_options(arguments: Arguments, selectors: list[str]) -> None:
     """Raise ConfigError if --check or --drop-old is given with an option that it does not use."""
     alone = [f"--{name.replace('_', '-')}" for name in ("check", "drop_old") if getattr(arguments, name)]
-    names = ("compact", "prove", "keep_old", "dry_run", "with_copies", "no_derived", "remake_exports")
+    names = ("compact", "prove", "keep_old", "dry_run", "with_copies", "no_derived", "remake_exports", "erase_replaced")
     others = [f"--{name.replace('_', '-')}" for name in names if getattr(arguments, name)]
     others += [] if alone == ["--check"] else selectors
     if alone and (others or len(alone) > 1):
@@ -403,6 +435,7 @@ def _check(run: Store, name: str, request: TakedownRequest) -> int:
     certificate = parse_certificate(store.read_json(place), name)
     checked = check_certificate(run, certificate)
     check_planted(run, certificate, checked)
+    check_erased(run, certificate, checked)
     items = request.items()
     found = requested_items(certificate, items)
     checked.problems += [

@@ -21,12 +21,12 @@ from schemas.paths import check_own_folders
 from schemas.storage import Store
 from schemas.tokens import Dataset, open_dataset
 from schemas.versions import warn_of_replaced_tables
-from train.checkpoint.folder import local_path
 from train.config.settings import Settings
 from train.parallel.devices import cluster_of
 from train.plan.make_plan import make_plan
 from train.plan.plan import check_overrides, check_ranks, check_settings_used, read_settings, settings_beyond_recipe
 from train.plan.text import RankDevice, describe_run, peak_memory
+from train.remote.work import check_cache_given
 from train.takedown_replay import begin_replay, describe_replay, plan_replay
 
 GROUP = "training"
@@ -92,7 +92,6 @@ def train_command(arguments: Arguments) -> int:
             "Correct the flag that is too small."
         )
     run = Store(arguments.run)
-    local_path(run, "train")
     check_own_folders(run, "train")
     if arguments.replay_from is not None:
         check_overrides(run, arguments.overrides)  # before checkpoints are moved
@@ -108,6 +107,7 @@ def train_command(arguments: Arguments) -> int:
     try:
         settings = read_settings(run, dataset, arguments.overrides)
         check_settings_used(settings, dataset)
+        check_cache_given(run, settings.train)
         if arguments.dry_run:
             return _dry_run(dataset, settings, arguments.ranks)
         # Each rank checks this too; here the error is printed once, before any rank starts, and no restart repeats it.

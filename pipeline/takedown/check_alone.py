@@ -3,7 +3,8 @@
 python check_alone.py RUN CERTIFICATE [SEAL]: RUN is a local run folder, CERTIFICATE a file `takedowns/<id>.json`, SEAL
 the seal that was published. The digests of certificate and manifests are computed from their canonical JSON, every file
 of the new versions is hashed, counts are added up, and the proofs beside the certificate are checked: each document of
-a shard was in the dataset before, and is in none after. It does not read Parquet or Arrow files: `penstock takedown
+a shard was in the dataset before, and is in none after. The weights that records of erasures beside it name are looked
+for in the folder `train`, by size and digest. It does not read Parquet or Arrow files: `penstock takedown
 --check` also searches their rows, and rewritten files for other bytes.
 """
 
@@ -105,6 +106,25 @@ def check_proofs(run: Path, certificate: dict[str, Any]) -> Iterator[str]:
                 yield f"proofs {when}: no proof that {own['doc_id']} is {'present' if when == 'before' else 'absent'}"
 
 
+def check_erased(run: Path, certificate: dict[str, Any]) -> Iterator[str]:
+    """Yield what is wrong with the records of erased weights, and which of the weights are still in the run."""
+    erased: set[str] = set()
+    sizes: set[int] = set()
+    for path in sorted((run / "takedowns" / certificate["id"]).glob("erased-*.json")):
+        record = json.loads(path.read_text(encoding="utf-8"))
+        seal = digest_of({name: value for name, value in record.items() if name != "seal"})
+        if [record["seal"], record["certificate"]] != [seal, certificate["seal"]]:
+            yield f"{path.name}: the seal is not that of its content, or it names another certificate"
+        files = [file for own in record["checkpoints"] for file in own["files"]]
+        erased |= {file["sha256"] for file in files}
+        sizes |= {file["size"] for file in files}
+    for file in sorted((run / "train").rglob("*")) if erased else ():
+        if file.is_file() and file.stat().st_size in sizes:
+            with file.open("rb") as stream:
+                if hashlib.file_digest(stream, "sha256").hexdigest() in erased:
+                    yield f"{file.relative_to(run)}: weights that were erased"
+
+
 def main(run: Path, name: str, published: str | None = None) -> int:
     """Print what is wrong, or what was checked, and return the exit code."""
     certificate = json.loads(Path(name).read_text(encoding="utf-8"))
@@ -115,6 +135,7 @@ def main(run: Path, name: str, published: str | None = None) -> int:
         wrong += check_table(run, table, certificate)
     if has_proofs := certificate.get("membership") is not None:
         wrong += check_proofs(run, certificate)
+    wrong += check_erased(run, certificate)
     print("\n".join(wrong) or f"takedown {certificate['id']}: everything that was checked agrees")
     print(f"seal {certificate['seal']}; {'with proofs' if has_proofs else 'no proofs were asked for'}")
     return 1 if wrong else 0

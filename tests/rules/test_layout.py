@@ -107,6 +107,7 @@ ALONE = {
     "pipeline.membership.check_proof": "a program that needs the standard library only",
     "pipeline.minhash": "a file for each signature family, with one interface",
     "pipeline.quality": "a file for each rule set, with one interface",
+    "pipeline.takedown.erased": "records beside a certificate, for their check alone",
     "pipeline.takedown.planted": "files beside a certificate, which its check alone does not know",
     "pipeline.steps.requirements": "settings of rooms that do not import each other",
     "train.launch": "a program that replaces torchrun",

@@ -17,6 +17,7 @@ from schemas.tokens import Dataset, open_dataset
 
 DEFAULTS: dict[str, Any] = {name: [] for name in ("domain", "url", "doc", "near")}
 FLAGS = ("compact", "keep_old", "drop_old", "dry_run", "with_copies", "prove", "no_derived", "remake_exports")
+FLAGS += ("erase_replaced",)
 DEFAULTS |= dict.fromkeys(FLAGS, False) | {"check": None, "docs": None}
 
 

@@ -9,16 +9,20 @@ import json
 import re
 import shutil
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import pyarrow.fs as pafs
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from schemas.errors import ConfigError, ContractError
 from schemas.ids import canonical_json, digest_of
+from schemas.leases import check_still_held, delete_files
 from schemas.manifest import read_run
 from schemas.paths import check_deletable, check_own_folders, is_below
+from schemas.s3_requests import SCHEME, S3Requests
 from schemas.storage import MAX_JSON_BYTES, Store
 from schemas.tokens import Dataset, open_dataset
 from schemas.versions import DATASET
@@ -49,6 +53,8 @@ from train.plan.plan import (
 
 CHECKPOINTS = "train/checkpoints"
 METADATA_NAME = "checkpoint.json"
+READ_AT_ONCE = 16
+"""Number of metadata files that are read at a time, since each is a request to an object store."""
 
 
 class _FrozenModel(BaseModel):
@@ -273,32 +279,52 @@ def _pairs(expected: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, t
 
 def list_checkpoints(run: Store) -> list[CheckpointMetadata]:
     """Return the metadata of all complete checkpoints, oldest first. Raises ContractError if one cannot be read."""
-    paths = (folder / METADATA_NAME for folder in _folders(run))
-    checkpoints = (parse_metadata(_read_file(path), str(path)) for path in paths if path.exists())
+    with ThreadPoolExecutor(READ_AT_ONCE) as pool:
+        metadata = [*pool.map(lambda name: _read_metadata(run, name), _complete(run))]
+    where = run.root if run.is_local else run.uri
+    checkpoints = (parse_metadata(data, f"{where}/{name}/{METADATA_NAME}") for name, data in metadata)
     return sorted(checkpoints, key=lambda checkpoint: checkpoint.step)
 
 
-def _read_file(path: Path) -> bytes:
+def _complete(run: Store) -> list[str]:
+    """Return the folders of the checkpoints with metadata, relative to the run."""
+    names = _folders(run)
+    if run.is_local:
+        return [name for name in names if Path(run.path(name), METADATA_NAME).exists()]
+    infos = run.fs.get_file_info([run.path(f"{name}/{METADATA_NAME}") for name in names])
+    return [name for name, info in zip(names, infos, strict=True) if info.type == pafs.FileType.File]
+
+
+def _read_metadata(run: Store, name: str) -> tuple[str, bytes]:
+    """Return the folder of a checkpoint, and the content of its metadata file."""
+    if not run.is_local:
+        return name, run.read_bytes(f"{name}/{METADATA_NAME}")
+    path = Path(run.path(name), METADATA_NAME)
     if not path.is_file() or path.stat().st_size > MAX_JSON_BYTES:  # reading a pipe would never end
         raise ContractError(
             f"{path}: expected a file of at most {MAX_JSON_BYTES} bytes, got a larger one, a folder or a device. "
             "Remove this checkpoint's folder to resume from the previous one."
         )
-    return path.read_bytes()
+    return name, path.read_bytes()
 
 
 def remove_incomplete(run: Store) -> list[str]:
     """Remove what a killed process left: partial files, and checkpoint folders without metadata.
 
-    Return the names of the removed folders. Raises ContractError if a symbolic link leads out of the run.
+    On S3, unfinished uploads of checkpoints are aborted too. Return the names of the removed folders. Raises
+    ContractError if a symbolic link leads out of the run.
     """
     check_own_folders(run, "train")
-    for partial in local_path(run, "train").glob("*.partial"):
+    for partial in Path(run.path("train")).glob("*.partial") if run.is_local else ():
         partial.unlink()
-    halves = [folder for folder in _folders(run) if not (folder / METADATA_NAME).exists()]
-    for folder in halves:
-        shutil.rmtree(folder)
-    return sorted(folder.name for folder in halves)
+    if run.uri.startswith(SCHEME):
+        requests = S3Requests(run.child(CHECKPOINTS))
+        for upload in requests.uploads():
+            requests.abort(upload)
+    halves = sorted({*_folders(run)} - {*_complete(run)})
+    for name in halves:
+        _delete_folder(run, name)
+    return [name.rpartition("/")[2] for name in halves]
 
 
 def remove_checkpoint(run: Store, step: int) -> None:
@@ -310,9 +336,10 @@ def remove_checkpoint(run: Store, step: int) -> None:
     if not run.exists(name):
         return
     check_deletable(run, f"{name}/{METADATA_NAME}")
+    check_still_held(run)
     run.delete(f"{name}/{METADATA_NAME}")
     run.sync(name)
-    shutil.rmtree(local_path(run, name))
+    _delete_folder(run, name)
 
 
 def steps_kept(steps: list[int], config: CheckpointConfig) -> set[int]:
@@ -323,29 +350,62 @@ def steps_kept(steps: list[int], config: CheckpointConfig) -> set[int]:
 
 def keep_newest(run: Store, config: CheckpointConfig) -> list[int]:
     """Remove the checkpoints that retention does not keep, oldest first; return their steps."""
-    steps = [int(folder.name.partition("-")[2]) for folder in _folders(run) if (folder / METADATA_NAME).exists()]
+    steps = [int(name.rpartition("-")[2]) for name in _complete(run)]
     removed = sorted({*steps} - steps_kept(steps, config))
     for step in removed:
         remove_checkpoint(run, step)
     return removed
 
 
+def move_checkpoint(run: Store, name: str, new: str) -> None:
+    """Move the folder of a checkpoint in its run. Killed at any time, this leaves a complete checkpoint in one place.
+
+    An object store has no folders to rename: the files are copied, the metadata last, and then deleted, the metadata
+    first.
+    """
+    if run.is_local:
+        run.move(name, new)
+        return
+    files = sorted(run.child(name).walk(), key=lambda file: file == METADATA_NAME)
+    for file in files:
+        run.fs.copy_file(run.path(f"{name}/{file}"), run.path(f"{new}/{file}"))
+    run.delete(f"{name}/{METADATA_NAME}")
+    _delete_folder(run, name)
+
+
 def local_path(run: Store, name: str) -> Path:
-    """Return the local path of a folder that torch writes.
+    """Return the local path of a folder in which processes of their own work.
 
     Raises ConfigError if the run is not on a mounted filesystem.
     """
     if not run.is_local:
         raise ConfigError(
-            f"train: expected a run folder on a mounted filesystem, where checkpoints are written, got {run.uri}. "
-            "Mount the storage, or copy the run to a local folder."
+            f"train: expected a run folder on a mounted filesystem, got {run.uri}. Mount the storage, or copy the run "
+            "to a local folder."
         )
     return Path(run.path(name))
 
 
-def _folders(run: Store) -> list[Path]:
-    root = local_path(run, CHECKPOINTS)
-    return [path for path in root.iterdir() if re.fullmatch(r"step-\d{6,}", path.name)] if root.exists() else []
+def _folders(run: Store) -> list[str]:
+    """Return the folders of all checkpoints, complete or not, relative to the run."""
+    if run.is_local:
+        root = Path(run.path(CHECKPOINTS))
+        names = [path.name for path in root.iterdir()] if root.exists() else []
+    else:
+        # Not every object store lists folders.
+        names = sorted({name.partition("/")[0] for name in run.child(CHECKPOINTS).walk()})
+    return [f"{CHECKPOINTS}/{name}" for name in names if re.fullmatch(r"step-\d{6,}", name)]
+
+
+def _delete_folder(run: Store, name: str) -> None:
+    """Delete a folder with all files in it. On an object store, a folder without files does not exist."""
+    if run.is_local:
+        shutil.rmtree(Path(run.path(name)))
+        return
+    folder = run.child(name)
+    delete_files(folder, [*folder.walk()])
+    if run.exists(name):
+        run.delete_folder(name)
 
 
 # The identity of a run holds the digests and settings that decide its weights. A checkpoint stores it, and a run
@@ -398,7 +458,7 @@ def stage_rates(plan: Plan) -> dict[str, object]:
 
 def with_checkpoint_formats(run: Store, settings: Settings) -> Settings:
     """Return the settings with "auto" precisions, and an unset `train.pack_chunks`, as in the newest checkpoint."""
-    checkpoints = list_checkpoints(run) if run.is_local else []
+    checkpoints = list_checkpoints(run)
     if not checkpoints:
         return settings
     content = checkpoints[-1].identity.settings
@@ -407,7 +467,7 @@ def with_checkpoint_formats(run: Store, settings: Settings) -> Settings:
 
 def rule_of_weights(run: Store) -> int:
     """Return the version of the rule for initial weights: that of the newest checkpoint, else the current one."""
-    checkpoints = list_checkpoints(run) if run.is_local else []
+    checkpoints = list_checkpoints(run)
     return checkpoints[-1].identity.settings.get(INITIAL_WEIGHTS, BY_TENSOR) if checkpoints else BY_POSITION
 
 
@@ -426,7 +486,7 @@ def settings_at_start(run: Store, dataset: Dataset, overrides: Sequence[str], he
 
 def check_resumable(run: Store, dataset: Dataset, plan: Plan) -> None:
     """Raise ContractError, naming every difference, if a plan cannot be resumed from the run's newest checkpoint."""
-    if run.is_local and (checkpoints := list_checkpoints(run)):
+    if checkpoints := list_checkpoints(run):
         identity = identify(dataset, plan, read_skips(run, plan.settings))
         checkpoint = checkpoints[-1]
         seen = comparable_digest(run, dataset, (checkpoint.name, checkpoint.step), checkpoint.identity.dataset)
@@ -470,7 +530,7 @@ def open_trained_order(run: Store, dataset: Dataset, plan: Plan) -> SampleOrder:
     Raises ContractError if the run has checkpoints, and the newest was trained on other samples.
     """
     # Listed first: training adds to the skip list before it writes a checkpoint that contains the additions.
-    checkpoints = list_checkpoints(run) if run.is_local else []
+    checkpoints = list_checkpoints(run)
     order = open_order(run, dataset, plan)
     if checkpoints:
         identity = identify(dataset, plan.model_copy(update={"order": order.digest}), order.skip)
@@ -505,7 +565,7 @@ def check_trained_order(run: Store) -> None:
 
     Nothing is compared if there is no plan for the run's dataset, or no checkpoint.
     """
-    plan = stored_plan(run) if run.is_local and DATASET in read_run(run).tables else None
+    plan = stored_plan(run) if DATASET in read_run(run).tables else None
     if plan is None or not list_checkpoints(run):
         return
     dataset = open_dataset(run)

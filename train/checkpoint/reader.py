@@ -6,16 +6,18 @@ called. The records are then checked, and only sizes, offsets and names of liste
 """
 
 import hashlib
+import io
 import math
 import operator
+import os
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Size
-from torch.distributed.checkpoint.filesystem import FileSystemReader, _StorageInfo
+from torch.distributed.checkpoint.filesystem import FileSystem, FileSystemReader, _StorageInfo
 from torch.distributed.checkpoint.metadata import (
     ChunkStorageMetadata,
     Metadata,
@@ -27,12 +29,15 @@ from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner
 from torch.futures import Future
 
 from schemas.errors import ContractError
+from schemas.storage import Store
 from train.checkpoint.folder import METADATA_NAME, StateFile
 
 PLAN_NAME = ".metadata"
 """The file in which DCP stores where each tensor lies."""
 STOP = ord(".")
 """The opcode that ends a pickle."""
+RANGE_BYTES = 8 << 20
+"""Size of a request to an object store for a range of a file [bytes]."""
 MAX_DIMS = 16
 MAX_COMPARED = 10**7
 """Maximum number of pairs of chunks of a tensor that are compared; those of a grid have few beside each other."""
@@ -350,12 +355,11 @@ def _size(value: Any) -> Size:
     return Size([_natural(size) for size in sizes])
 
 
-def read_plan_file(folder: Path, files: Mapping[str, StateFile]) -> bytes:
+def read_plan_file(folder: Store, files: Mapping[str, StateFile]) -> bytes:
     """Return the bytes of `.metadata`. Raises ContractError if its size or digest differs from that in `files`."""
-    path = folder / PLAN_NAME
     try:
-        if PLAN_NAME in files and path.stat().st_size == files[PLAN_NAME].size:
-            data = path.read_bytes()
+        if PLAN_NAME in files and folder.fs.get_file_info(folder.path(PLAN_NAME)).size == files[PLAN_NAME].size:
+            data = folder.read_bytes(PLAN_NAME)
             if hashlib.sha256(data).hexdigest() == files[PLAN_NAME].sha256:
                 return data
         raise ValueError(f"a file whose size or digest {METADATA_NAME} does not have")
@@ -363,22 +367,37 @@ def read_plan_file(folder: Path, files: Mapping[str, StateFile]) -> bytes:
         raise _no_plan(folder, error) from error
 
 
-def _no_plan(folder: Path, error: Exception) -> ContractError:
+def _no_plan(folder: Store, error: Exception) -> ContractError:
     return ContractError(
-        f"{folder / PLAN_NAME}: expected the plan of a checkpoint of tensors, got {error}. Use a checkpoint that "
-        "`penstock train` wrote, or remove its folder."
+        f"{folder.root if folder.is_local else folder.uri}/{PLAN_NAME}: expected the plan of a checkpoint of tensors, "
+        f"got {error}. Use a checkpoint that `penstock train` wrote, or remove its folder."
     )
+
+
+class _RemoteFiles(FileSystem):
+    """Files on an object store, of which only the ranges that a rank reads are transferred."""
+
+    def __init__(self, folder: Store):
+        self._fs = folder.fs
+
+    @contextmanager
+    def create_stream(self, path: str | os.PathLike[str], mode: str) -> Iterator[io.IOBase]:
+        with self._fs.open_input_file(str(path)) as file:
+            # Tensors beside each other in a file come with one request.
+            yield io.BufferedReader(file, RANGE_BYTES)
 
 
 class CheckpointReader(FileSystemReader):
     """DCP's reader of a folder, whose metadata is parsed without unpickling it."""
 
-    def __init__(self, folder: Path, files: Mapping[str, StateFile], data: bytes | None = None):
+    def __init__(self, folder: Store, files: Mapping[str, StateFile], data: bytes | None = None):
         """`files`: the state files of the checkpoint; `data`: what `read_plan_file` returned on another rank.
 
         Raises ContractError if its metadata is not that of tensors.
         """
-        super().__init__(folder)
+        super().__init__(folder.root)
+        if not folder.is_local:
+            self.fs = _RemoteFiles(folder)
         data = read_plan_file(folder, files) if data is None else data
         try:
             self._metadata = parse_plan(data, files)

@@ -29,6 +29,7 @@ from torch.distributed.checkpoint.storage import WriteResult
 from torch.distributed.tensor import DTensor
 
 from schemas.errors import ContractError, PenstockError
+from schemas.leases import check_still_held
 from schemas.logs import LOGGER
 from schemas.storage import Store
 from train.checkpoint.folder import (
@@ -37,12 +38,12 @@ from train.checkpoint.folder import (
     CheckpointMetadata,
     StateFile,
     keep_newest,
-    local_path,
     remove_checkpoint,
 )
 from train.checkpoint.state import State
 from train.config.train import CheckpointConfig
 from train.parallel.ranks import CONTROL_TIMEOUT, PendingSum, Ranks
+from train.remote.work import WorkFolder
 
 # A background save writes copies of a rank's tensors in host memory while training continues. One set of buffers serves
 # every save, pinned if the tensors are on a device, so memory does not grow after the first save. A tensor that another
@@ -123,14 +124,21 @@ def _local(value: Tensor) -> Tensor:
 
 
 def write_checkpoint(
-    run: Store, checkpoint: CheckpointMetadata, state: State, ranks: Ranks, copies: HostCopies | None = None
+    run: Store,
+    checkpoint: CheckpointMetadata,
+    state: State,
+    ranks: Ranks,
+    copies: HostCopies | None = None,
+    work: WorkFolder | None = None,
 ) -> CheckpointMetadata:
     """Write a checkpoint; return its metadata with the list of files. All ranks call this function together.
 
-    Values come from `copies` if given, else from `state`. If the write fails, its files are removed. Rank 0
-    then raises ContractError, all other ranks FirstRankFailed.
+    Values come from `copies` if given, else from `state`. For a run on an object store, each rank writes its files to
+    the folder `work` and uploads them. If the write fails, its files are removed. Rank 0 then raises ContractError, all
+    other ranks FirstRankFailed.
     """
-    folder = local_path(run, checkpoint.name)
+    work = work or WorkFolder(run, run)
+    folder = Path(work.local.path(checkpoint.name))
     writer = _CheckpointWriter(folder, from_host=copies is not None)
     try:
         ranks.on_first(lambda: remove_checkpoint(run, checkpoint.step))
@@ -140,8 +148,11 @@ def write_checkpoint(
             planner=CopiesPlanner(copies) if copies is not None else None,
             process_group=ranks.control,
         )
-        files = _gather_files(writer.digests.files, ranks)
-        return ranks.on_first(lambda: _commit(run, checkpoint.model_copy(update={"files": files})))
+        files, problem = _gather_files(work, checkpoint.name, writer.digests.files, ranks)
+        if problem:
+            problem += _remove_incomplete(run, checkpoint, ranks)
+            ranks.refuse(_save_error(folder, problem, f"Check {run.uri} and the disk"))
+        return ranks.on_first(lambda: _commit(work, checkpoint.model_copy(update={"files": files})))
     except CheckpointException as failed:
         reasons = "; ".join(sorted({str(failure[0]) for failure in failed.failures.values()}))
         ranks.refuse(_save_error(folder, reasons + _remove_incomplete(run, checkpoint, ranks)))
@@ -149,15 +160,30 @@ def write_checkpoint(
         raise _save_error(folder, str(error) + _remove_incomplete(run, checkpoint, ranks)) from error
 
 
-def _gather_files(files: Mapping[str, StateFile], ranks: Ranks) -> dict[str, StateFile]:
-    """Return size and digest of the state files that all ranks have written, by file name."""
-    everywhere: list[Mapping[str, StateFile]] = [{} for _ in range(ranks.world_size)]
-    dist.all_gather_object(everywhere, files, group=ranks.control)
-    return {name: part[name] for part in everywhere for name in part}
+def _gather_files(
+    work: WorkFolder, folder: str, files: dict[str, StateFile], ranks: Ranks
+) -> tuple[dict[str, StateFile], str]:
+    """Upload this rank's state files if necessary; return the size and digest of those of all ranks, by file name.
+
+    The second value is the reason of the first rank whose upload failed; empty if none did.
+    """
+    problem = ""
+    try:
+        if work.is_apart:
+            work.upload_state(folder, files)
+    except (OSError, PenstockError) as error:
+        problem = str(error).rstrip(".")
+    everywhere: list[tuple[Mapping[str, StateFile], str]] = [({}, "") for _ in range(ranks.world_size)]
+    dist.all_gather_object(everywhere, (files, problem), group=ranks.control)
+    named = {name: part[name] for part, _ in everywhere for name in part}
+    return named, next((reason for _, reason in everywhere if reason), "")
 
 
-def _commit(run: Store, checkpoint: CheckpointMetadata) -> CheckpointMetadata:
+def _commit(work: WorkFolder, checkpoint: CheckpointMetadata) -> CheckpointMetadata:
     """Make the names of all files durable, then write the metadata."""
+    run = work.run
+    work.publish()  # a checkpoint must not have steps without metrics
+    check_still_held(run)
     run.sync(checkpoint.name)
     run.sync(CHECKPOINTS)  # torch has made this folder
     run.write_atomic(f"{checkpoint.name}/{METADATA_NAME}", checkpoint.to_bytes())
@@ -169,15 +195,13 @@ def _remove_incomplete(run: Store, checkpoint: CheckpointMetadata, ranks: Ranks)
     try:
         if ranks.rank == 0:
             remove_checkpoint(run, checkpoint.step)
-    except OSError as error:
+    except (OSError, PenstockError) as error:
         return f" (and a half-written folder, which cannot be removed: {error})"
     return ""
 
 
-def _save_error(folder: Path, reason: str) -> ContractError:
-    return ContractError(
-        f"{folder}: expected a checkpoint, got {reason}. Free disk space; earlier checkpoints are kept."
-    )
+def _save_error(folder: Path, reason: str, fix: str = "Free disk space") -> ContractError:
+    return ContractError(f"{folder}: expected a checkpoint, got {reason}. {fix}; earlier checkpoints are kept.")
 
 
 class _Digested(io.BufferedWriter):
@@ -289,10 +313,11 @@ class Saver:
     In mode async a thread writes copies of the state while training continues.
     """
 
-    def __init__(self, run: Store, config: CheckpointConfig, ranks: Ranks):
+    def __init__(self, run: Store, config: CheckpointConfig, ranks: Ranks, work: WorkFolder | None = None):
+        """`work`: the local folder of a run on an object store; None = the run is local."""
         self.failures = 0
         """Number of saves that have failed so far."""
-        self._run, self._config, self._ranks = run, config, ranks
+        self._run, self._config, self._ranks, self._work = run, config, ranks, work
         self._job: _PendingSave | None = None
         self._completed: PendingSum | None = None
         self._last: SaveOutcome | None = None
@@ -377,7 +402,7 @@ class Saver:
     def _write(self, checkpoint: CheckpointMetadata, state: State) -> _Written:
         """Write a checkpoint together with all ranks, then remove earlier ones that retention does not keep."""
         try:
-            checkpoint = write_checkpoint(self._run, checkpoint, state, self._writers, self._copies)
+            checkpoint = write_checkpoint(self._run, checkpoint, state, self._writers, self._copies, self._work)
         except Exception as error:
             reason = str(error) if isinstance(error, PenstockError) else f"step {checkpoint.step}: {error!r}"
             return _Written(None, reason, time.monotonic())
@@ -385,7 +410,7 @@ class Saver:
         try:
             if self._ranks.rank == 0:
                 keep_newest(self._run, self._config)
-        except OSError as error:
+        except (OSError, PenstockError) as error:
             self._warn(f"an old checkpoint cannot be removed: {error}")
         return _Written(checkpoint, "", ended)
 

@@ -5,14 +5,16 @@ only the tensors of its own layers. A checkpoint holds the tensors of all ranks,
 ranks, and also in part.
 """
 
+import errno
 import hashlib
+import os
 import stat
 import warnings
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
+import pyarrow.fs as pafs
 import torch
 import torch.distributed as dist
 from pydantic import ValidationError
@@ -23,7 +25,7 @@ from torch.distributed.checkpoint.state_dict_loader import load
 
 from schemas.config import Section
 from schemas.errors import ContractError
-from schemas.ids import digest_of, file_sha256
+from schemas.ids import digest_of
 from schemas.storage import Store
 from schemas.tokens import Dataset, open_dataset
 from train.checkpoint.folder import (
@@ -33,7 +35,6 @@ from train.checkpoint.folder import (
     StateFile,
     check_plan,
     list_checkpoints,
-    local_path,
 )
 from train.checkpoint.reader import CheckpointReader, read_plan_file
 from train.model.shape import ModelShape
@@ -53,7 +54,7 @@ def read_state(run: Store, checkpoint: CheckpointMetadata, state: State, ranks: 
     of the checkpoint runs, even of a hostile one. Raises ContractError if a file has changed since it was written, if a
     file holds anything but tensors, or if a tensor is missing or has another shape.
     """
-    folder = local_path(run, checkpoint.name)
+    folder = run.child(checkpoint.name)
     verify_files(folder, checkpoint.files, ranks)
     # Read once for all ranks: the metadata of a large model has many megabytes.
     data = ranks.on_first(lambda: read_plan_file(folder, checkpoint.files)) if ranks else None
@@ -78,8 +79,8 @@ def read_state(run: Store, checkpoint: CheckpointMetadata, state: State, ranks: 
         refused = [ContractError(str(cause)) for cause in causes if isinstance(cause, ContractError)]
         reasons = "; ".join(sorted({str(cause) for cause in causes}))
         missing = ContractError(
-            f"{folder}: expected every tensor of the model, got {reasons}. Plan the run with the model shape of the "
-            "checkpoint."
+            f"{_shown(folder)}: expected every tensor of the model, got {reasons}. Plan the run with the model shape "
+            "of the checkpoint."
         )
         reason = next(iter(refused), missing)
         if ranks is None:
@@ -87,7 +88,12 @@ def read_state(run: Store, checkpoint: CheckpointMetadata, state: State, ranks: 
         ranks.refuse(reason)
 
 
-def _check_kinds(folder: Path, stored: Metadata, state: State) -> None:
+def _shown(folder: Store) -> str:
+    """Return the path of a local folder, or the URI of another one."""
+    return folder.root if folder.is_local else folder.uri
+
+
+def _check_kinds(folder: Store, stored: Metadata, state: State) -> None:
     """Raise ContractError if a stored tensor has numbers of another kind, which would be converted without a word."""
     for name, tensor in state.items():
         found = stored.state_dict_metadata.get(name)
@@ -96,19 +102,19 @@ def _check_kinds(folder: Path, stored: Metadata, state: State) -> None:
         dtype = found.properties.dtype
         if (dtype.is_floating_point, dtype.is_complex) != (tensor.is_floating_point(), tensor.is_complex()):
             raise ContractError(
-                f"{folder}: expected {name} as {tensor.dtype}, got {dtype}. Use a checkpoint that `penstock train` "
-                "wrote, or remove its folder."
+                f"{_shown(folder)}: expected {name} as {tensor.dtype}, got {dtype}. Use a checkpoint that "
+                "`penstock train` wrote, or remove its folder."
             )
 
 
 def stored_shapes(run: Store, checkpoint: CheckpointMetadata) -> dict[str, torch.Size]:
     """Return the shape of every tensor in a checkpoint, by name."""
-    metadata = CheckpointReader(local_path(run, checkpoint.name), checkpoint.files).read_metadata()
+    metadata = CheckpointReader(run.child(checkpoint.name), checkpoint.files).read_metadata()
     items = metadata.state_dict_metadata.items()
     return {name: item.size for name, item in items if isinstance(item, TensorStorageMetadata)}
 
 
-def verify_files(folder: Path, files: Mapping[str, StateFile], ranks: Ranks | None = None) -> None:
+def verify_files(folder: Store, files: Mapping[str, StateFile], ranks: Ranks | None = None) -> None:
     """Compare the sizes and digests of a checkpoint's files with its metadata. Each rank reads a share of the files.
 
     Raises ContractError that names every file that differs, with the expected and the actual value.
@@ -116,7 +122,7 @@ def verify_files(folder: Path, files: Mapping[str, StateFile], ranks: Ranks | No
     names = sorted(files, key=lambda name: (-files[name].size, name))
     mine = names[ranks.rank :: ranks.world_size] if ranks else names
     with ThreadPoolExecutor(DIGEST_THREADS) as pool:
-        differences = pool.map(lambda name: _difference(folder / name, files[name]), mine)
+        differences = pool.map(lambda name: _difference(folder, name, files[name]), mine)
         wrong = [difference for difference in differences if difference]
     if ranks is not None:
         everywhere: list[list[str]] = [[] for _ in range(ranks.world_size)]
@@ -125,7 +131,7 @@ def verify_files(folder: Path, files: Mapping[str, StateFile], ranks: Ranks | No
     if not wrong:
         return
     error = ContractError(
-        f"{folder}: expected files as they were written, got\n  " + "\n  ".join(sorted(wrong)) + "\n"
+        f"{_shown(folder)}: expected files as they were written, got\n  " + "\n  ".join(sorted(wrong)) + "\n"
         "Restore these files from a backup, or remove the folder to resume from the previous checkpoint."
     )
     if ranks is None:
@@ -133,18 +139,24 @@ def verify_files(folder: Path, files: Mapping[str, StateFile], ranks: Ranks | No
     ranks.refuse(error)
 
 
-def _difference(path: Path, expected: StateFile) -> str | None:
+def _difference(folder: Store, name: str, expected: StateFile) -> str | None:
     """Describe how a file differs from its expected size and digest; None if it does not."""
     try:
-        facts = path.stat()
-        if not stat.S_ISREG(facts.st_mode):
-            return f"{path.name}: expected a file, got a pipe, device or folder"
-        if facts.st_size != expected.size:
-            return f"{path.name}: expected {expected.size} bytes, got {facts.st_size}"
-        digest = file_sha256(path)
+        if folder.is_local and not stat.S_ISREG(os.stat(folder.path(name)).st_mode):
+            return f"{name}: expected a file, got a pipe, device or folder"
+        if (size := _size(folder, name)) != expected.size:
+            return f"{name}: expected {expected.size} bytes, got {size}"
+        digest = folder.sha256(name)
     except OSError as error:
-        return f"{path.name}: expected {expected.size} bytes, got {error.strerror or error}"
-    return f"{path.name}: expected SHA-256 {expected.sha256}, got {digest}" if digest != expected.sha256 else None
+        return f"{name}: expected {expected.size} bytes, got {error.strerror or error}"
+    return f"{name}: expected SHA-256 {expected.sha256}, got {digest}" if digest != expected.sha256 else None
+
+
+def _size(folder: Store, name: str) -> int:
+    info = folder.fs.get_file_info(folder.path(name))
+    if info.type != pafs.FileType.File:
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+    return int(info.size)
 
 
 def layout_of(section: Section, axes: Mapping[str, int], threads: int, device: str) -> Layout:

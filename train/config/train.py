@@ -136,6 +136,13 @@ class TrainConfig(Section):
     peak_flops: float | None = execution(None, gt=0)
     """Dense bf16 peak of a device [FLOP/s], the denominator of the MFU in every precision; None = that of
     `cluster.device`, else of the device by its name; if neither is known, no MFU is shown."""
+    cache_dir: str = execution("")
+    """Folder on a local disk, on each machine, to which token shards are copied before they are read; all ranks of a
+    machine share it, and later runs reuse it. Required for a run on an object store, whose logs and checkpoints are
+    written there before they are uploaded. Empty = shards are read where they are."""
+    cache_bytes: int | None = execution(None, ge=1)
+    """Maximum size of the shards in `cache_dir` [bytes]; at least that of the largest window of shards of each source.
+    None = 80 % of the disk space that is free at the start."""
     profile: str = execution("")
     """Steps FIRST-LAST, such as 10-12, that torch's profiler records on rank 0 in train/profile; empty = none."""
 
@@ -179,6 +186,7 @@ class TrainConfig(Section):
                 self.packing != "best_fit" and self.pack_chunks is not None,
                 "pack_chunks requires packing = best_fit",
             ),
+            (self.cache_bytes is not None and not self.cache_dir, "cache_bytes requires cache_dir"),
             (self.objective == "causal" and "mask_share" in given, "mask_share requires objective = mlm or span"),
             (self.objective != "span" and "mean_span" in given, "mean_span requires objective = span"),
             (

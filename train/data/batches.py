@@ -5,7 +5,7 @@ read in the same way. A *piece* is a contiguous span of a stream in a row.
 """
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
@@ -79,6 +79,11 @@ class Batches:
     def read(self, samples: Samples) -> Rows:
         """Read the tokens of training samples, and return one row for each sample."""
         return self._rows(samples, [f"{source}/{TRAIN}" for source in self.order.sources], self._objective)
+
+    def close_shards(self, kept: Set[str]) -> None:
+        """Close all open shards but those whose SHA-256 is in `kept`."""
+        for reader in self._readers.values():
+            reader.close_except(kept)
 
     def groups(self, step: int, rows: range, parts: Sequence[DocumentPart]) -> torch.Tensor:
         """Return, for each position, the index in `parts` of the document part that contains the position's target.

@@ -108,14 +108,14 @@ def write_mapped(dataset: Dataset, path: Path) -> None:
     head = {
         "streams": names,
         "digest": dataset.digest,
-        "folders": [dataset.folder.uri, dataset.tokenizer_folder.uri],
+        "folders": [dataset.folder.address, dataset.tokenizer_folder.address],
         "tokenizer": dataset.tokenizer.model_dump(mode="json"),
         "tokenizer_path": _of_path(dataset.tokenizer_path),
         "chunk_tokens": dataset.chunk_tokens,
         "members": [
             {
                 **{name: getattr(member, name) for name in ("digest", "settings")},
-                "folder": member.folder.uri,
+                "folder": member.folder.address,
                 "shards": {name: [own.start, own.stop] for name, own in member.shards.items()},
                 "by_url": [member.by_url.start, member.by_url.stop],
             }

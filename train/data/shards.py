@@ -5,7 +5,7 @@ batches and shards.
 """
 
 from collections import OrderedDict, defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Set
 
 import numpy as np
 import pyarrow as pa
@@ -122,6 +122,7 @@ class StreamReader:
         """
         for shard, which, offset, shift, taken in self._spans(start, length):
             shard.copy(out, at[which] + shift, offset, taken)
+            del shard  # before the next one is opened, which may need the room of this one in a cache
 
     def documents(self, start: Ints, length: Ints) -> tuple[Ints, Ints]:
         """Return two arrays over all document starts in the pieces [start, start + length).
@@ -132,9 +133,16 @@ class StreamReader:
         for shard, which, offset, shift, taken in self._spans(start, length):
             for piece, begin in shard.documents(offset, taken):
                 starts.append((which[piece], begin - (offset - shift)[piece]))
+            del shard
         none = np.empty(0, np.int64)
         pieces, places = zip(*starts) if starts else ((none,), (none,))
         return np.concatenate(pieces), np.concatenate(places)
+
+    def close_except(self, kept: Set[str]) -> None:
+        """Close the open shards whose SHA-256 is not in `kept`."""
+        for number in [*self._open]:
+            if self._shards[number].sha256 not in kept:
+                self._open.pop(number, None)
 
     def _spans(self, start: Ints, length: Ints) -> Iterator[tuple[OpenShard, Ints, Ints, Ints, Ints]]:
         """Cut the pieces at the ends of shards, and yield the resulting spans by shard.
@@ -155,10 +163,10 @@ class StreamReader:
             which = which[shift[which] < length[which]]
 
     def _shard(self, number: int) -> OpenShard:
-        if number not in self._open:
+        opened = self._open.pop(number, None)
+        if opened is None:
             if len(self._open) >= OPEN_SHARDS:
                 self._open.popitem(last=False)
-            shard, compared = self._shards[number], self._compared[number]
-            self._open[number] = OpenShard(self._folder, shard, self._dtype, compared)
-        self._open.move_to_end(number)
-        return self._open[number]
+            opened = OpenShard(self._folder, self._shards[number], self._dtype, self._compared[number])
+        self._open[number] = opened  # as the latest one
+        return opened

@@ -93,7 +93,15 @@ def read_quarantine(run: Store) -> list[Quarantined]:
 
 
 def quarantine(run: Store, documents: Iterable[Quarantined]) -> None:
-    """Append documents to the quarantine list and flush them to disk. Raises OSError if the disk rejects them."""
+    """Append documents to the quarantine list and flush them to disk. Raises OSError if the disk rejects them.
+
+    On an object store the list is written anew.
+    """
+    if not run.is_local:
+        known = run.read_bytes(QUARANTINE_NAME) if run.exists(QUARANTINE_NAME) else b""
+        lines = "".join(f"{document.model_dump_json()}\n" for document in documents)
+        run.write_atomic(QUARANTINE_NAME, known + lines.encode())
+        return
     journal = Journal(run, QUARANTINE_NAME)
     try:
         for document in documents:

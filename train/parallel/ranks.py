@@ -80,6 +80,11 @@ def torchrun_placement() -> tuple[int, int] | None:
     return None if local_rank is None or local_size is None else (int(local_rank), int(local_size))
 
 
+def is_restarted() -> bool:
+    """Return True if torchrun has started this rank again after a rank has failed."""
+    return os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
+
+
 LAUNCHER = "PENSTOCK_LAUNCHER"
 """Environment variable with the process id of `train.launch`, which it sets for its ranks."""
 WATCH_SECONDS = 1.0

@@ -7,13 +7,15 @@ import os
 import re
 import signal
 import sys
+import time
 from argparse import SUPPRESS
 from collections.abc import Sequence
 from contextlib import ExitStack
 
 from torch.distributed.elastic.multiprocessing.errors import ErrorHandler
 
-from schemas.errors import RESUMES, PenstockError
+from schemas.errors import RESUMES, ContractError, PenstockError
+from schemas.leases import LEASE_SECONDS
 from schemas.locks import lock_training
 from schemas.logs import (
     LOGGER,
@@ -27,11 +29,32 @@ from schemas.logs import (
 )
 from schemas.overrides import add_override_options
 from schemas.storage import Store
-from train.parallel.ranks import FirstRankFailed, Ranks, open_ranks, torchrun_placement
+from train.parallel.ranks import FirstRankFailed, Ranks, is_restarted, open_ranks, torchrun_placement
 from train.pretrain.loop import train
 
 LOST_CONNECTION = re.compile(r"[Cc]onnection (?:closed|reset) by peer|Broken pipe|NCCL communicator was aborted")
 """Pattern of the errors that a collective raises after one of its ranks has died."""
+
+
+RETRY_SECONDS = 5.0
+"""Time between two attempts to take the lease of a killed rank [s]."""
+
+
+def hold_lock(held: ExitStack, run: Store) -> None:
+    """Hold the lock on training until `held` is closed. Raises ContractError if another process holds it.
+
+    On an object store, the lease of a rank that was killed ends later, so a restarted rank waits for that.
+    """
+    waits = 1.5 * LEASE_SECONDS if is_restarted() and not run.is_local else 0.0
+    deadline = time.monotonic() + waits
+    while True:
+        try:
+            held.enter_context(lock_training(run, "penstock train"))
+            return
+        except ContractError:
+            if time.monotonic() >= deadline:
+                raise
+        time.sleep(RETRY_SECONDS)
 
 
 @printable_output()
@@ -53,7 +76,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         try:
             ranks = held.enter_context(open_ranks())
             add_log_settings(run=uri_of(arguments.run), step="train", rank=ranks.rank)
-            ranks.on_first(lambda: held.enter_context(lock_training(run, "penstock train")))
+            ranks.on_first(lambda: hold_lock(held, run))
             code = train(run, arguments.overrides, ranks)
         except PenstockError as error:
             if not isinstance(error, FirstRankFailed):

@@ -60,8 +60,8 @@ class TrainingLog:
         self._spike: Spike | None = None
         self._log: MetricsLog | None = None
         if ranks.rank == 0:
-            self._log = MetricsLog(setup.run, self._sources, checkpoint.step if checkpoint else 0)
-            self._events = EventLog(setup.run)
+            self._log = MetricsLog(setup.work.local, self._sources, checkpoint.step if checkpoint else 0)
+            self._events = EventLog(setup.work.local)
             self._progress = ProgressPrinter(setup.plan.steps, setup.settings.train.log_every)
         now = setup.layout.model_dump()
         if checkpoint is None:

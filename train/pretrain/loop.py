@@ -37,7 +37,7 @@ def pretrain(setup: TrainingSetup, ranks: Ranks) -> int:
     with ExitStack() as stack:
         interruption = stack.enter_context(Interruption())
         run = TrainingRun(setup, ranks, stack, lambda: interruption.received)
-        profile = stack.enter_context(StepProfiler(setup.run, setup.window))
+        profile = stack.enter_context(StepProfiler(setup.work.local, setup.window))
         if settings.checkpoint.first and setup.checkpoint is None:
             run.save()
         ended = run.record.ended
@@ -101,7 +101,7 @@ def write_end(setup: TrainingSetup, checkpoint: CheckpointMetadata | None, step:
 
     Raises ContractError if the checkpoint of the last step is missing.
     """
-    last = last_metrics(setup.run, step)
+    last = last_metrics(setup.work.local, step)
     if checkpoint is None or checkpoint.step != step:
         raise ContractError(
             f"{setup.run.uri}: expected a checkpoint of step {step}, got {checkpoint.name if checkpoint else 'none'}. "

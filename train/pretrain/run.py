@@ -52,16 +52,21 @@ class TrainingRun:
         self.batches = setup.open_batches()
         self.learner = Learner(setup.plan, ranks, len(self.batches.order.sources))
         self._heldout = self.batches.heldout() if setup.settings.train.eval_every else None
-        recorded = ranks.on_first(lambda: rewound_steps(read_events(setup.run)))
+        recorded = ranks.on_first(lambda: rewound_steps(read_events(setup.work.local)))
+        if ranks.rank == 0:
+            stack.callback(setup.work.publish)
         rewinds = [] if setup.checkpoint is None else recorded
         self.step, self.saved = 0, -1
         self._load_state(setup.checkpoint)
         self.record = stack.enter_context(TrainingLog(setup, ranks, self.batches.order.sources, rewinds))
-        self._saver = stack.enter_context(closing(Saver(setup.run, setup.settings.checkpoint, ranks)))
+        self._saver = stack.enter_context(closing(Saver(setup.run, setup.settings.checkpoint, ranks, setup.work)))
         self._saver.prepare(self.learner.state())
         self.feed = self._open_feed()
 
     def _open_feed(self) -> Feed:
+        self._ahead = self.setup.read_ahead(self.batches)
+        if self._ahead is not None:
+            self._stack.enter_context(self._ahead)
         rows = Prefetch(self._read, self.setup.plan.steps, self._ranks.device.type)
         return self._stack.enter_context(
             Feed(rows, self._ranks, self.learner.model.mesh.is_group_leader, self._stop_signals)
@@ -69,7 +74,12 @@ class TrainingRun:
 
     def _read(self, step: int) -> Rows:
         number = self.batches.order.stage_of(step).global_batch
-        return self.batches.batch(step, self.learner.model.rows_here(number))
+        if self._ahead is not None:
+            self._ahead.begin(step)
+        rows = self.batches.batch(step, self.learner.model.rows_here(number))
+        if self._ahead is not None:
+            self._ahead.end(step)
+        return rows
 
     def _load_state(self, checkpoint: CheckpointMetadata | None) -> None:
         """Load the trained tensors and trainer state of a checkpoint; without one, set the initial state of a run."""
@@ -195,6 +205,8 @@ class TrainingRun:
         self.record.log_saves(self._saver.wait())
         self.feed.drop()
         self.feed.close()
+        if self._ahead is not None:
+            self._ahead.close()
         spike_step, run, rewinds = self.step + 1, self.setup.run, self.record.guard.rewinds
         checkpoints = self._ranks.on_first(
             lambda: [checkpoint for checkpoint in list_checkpoints(run) if checkpoint.step < spike_step]
@@ -208,6 +220,7 @@ class TrainingRun:
         self.record.rewind(
             spike_step, self.step, checkpoint.name if checkpoint else "the beginning", left_out, restored
         )
+        self._ranks.on_first(self.setup.work.publish)
         self.batches = self.setup.open_batches()
         self.feed = self._open_feed()
 

@@ -34,7 +34,6 @@ from train.checkpoint.folder import (
     check_skips,
     identify,
     list_checkpoints,
-    local_path,
     remove_incomplete,
     settings_at_start,
 )
@@ -43,7 +42,7 @@ from train.config.settings import Settings
 from train.data.batches import Batches
 from train.data.mapped import map_dataset, with_manifest, write_mapped
 from train.data.packing import packed_files, write_packing
-from train.data.verify import ExpectedFile, dataset_files, join_shares, verify_share
+from train.data.verify import ExpectedFile, dataset_files, join_shares, verify_files, verify_share
 from train.dataset_history import comparable_digest
 from train.model.fp8 import check_fp8
 from train.monitor.metrics import MANIFEST_NAME, read_train_manifest
@@ -63,6 +62,9 @@ from train.plan.plan import (
     verify_plan,
     write_plan,
 )
+from train.remote.ahead import ReadAhead, ShardUse, check_bound
+from train.remote.cache import ShardCache, cached
+from train.remote.work import WorkFolder, check_cache_given, work_folder
 
 
 @dataclass(frozen=True)
@@ -79,6 +81,10 @@ class TrainingSetup:
     """True if the run is complete and its manifest exists."""
     window: ProfileWindow | None
     """The steps to profile on this rank; None = no step."""
+    work: WorkFolder
+    """The local folder of the run's logs and new checkpoints."""
+    cache: ShardCache | None = None
+    """The cache of the dataset's shards; None = they are read where they are."""
     peak_flops: float | None = None
     """Peak throughput of a device, the denominator of MFU [FLOP/s]; None = unknown."""
 
@@ -91,6 +97,13 @@ class TrainingSetup:
         """Return the reader of the run's batches, with the current skip list applied."""
         return Batches(self.dataset, self.settings.train, open_order(self.run, self.dataset, self.plan))
 
+    def read_ahead(self, batches: Batches) -> ReadAhead | None:
+        """Start to download shards into the cache, in the order in which `batches` reads them; None without a cache."""
+        if self.cache is None:
+            return None
+        use = ShardUse(self.dataset, open_order(self.run, self.dataset, self.plan))
+        return ReadAhead(self.cache, use, batches, self.plan.steps, self.run.uri)
+
 
 CheckedRun = tuple[Plan, CheckpointMetadata | None, list[str]]
 """The plan of a run, the checkpoint to resume from (None = there is none), and the warnings to print."""
@@ -101,17 +114,18 @@ def check_run(run: Store, overrides: Sequence[str], ranks: Ranks) -> CheckedRun:
 
     Return the plan, the checkpoint to resume from (None = there is none), and the warnings to print.
     """
-    local_path(run, "train")
     check_own_folders(run, "train")
     dataset, here = open_dataset(run), devices_of(ranks)
     plan, lines = current_plan(run, dataset, overrides, here)
     settings = plan.settings
+    check_cache_given(run, settings.train)
     check_ranks(plan, ranks.world_size)
     if settings.train.precision == "fp8":
         check_fp8(ranks.device)
     check_schedule(settings.layout)
     parse_window(settings.train.profile, plan.steps)
-    skip = open_order(run, dataset, plan).skip
+    order = open_order(run, dataset, plan)
+    skip = order.skip
     checkpoints = list_checkpoints(run)
     checkpoint = checkpoints[-1] if checkpoints else None
     identity = identify(dataset, plan, skip)
@@ -119,6 +133,8 @@ def check_run(run: Store, overrides: Sequence[str], ranks: Ranks) -> CheckedRun:
         seen = comparable_digest(run, dataset, (checkpoint.name, checkpoint.step), checkpoint.identity.dataset)
         check_identity(checkpoint, identity.model_copy(update={"dataset": seen}))
         check_skips(checkpoint, plan, skip)
+    if (cache := _open_cache(dataset, settings)) is not None:
+        check_bound(dataset, order, cache.num_bytes)
     return plan, checkpoint, [*lines, *unknown_peak(settings, here)]
 
 
@@ -171,7 +187,7 @@ def call_planner(run: Store, overrides: Sequence[str], here: RunDevices) -> tupl
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "plan.json"
         # -P: a `train.py` in the current folder does not hide ours.
-        command = [sys.executable, "-P", "-m", "train.start", "--quiet", *log_words(), "train.plan", run.uri]
+        command = [sys.executable, "-P", "-m", "train.start", "--quiet", *log_words(), "train.plan", run.address]
         command += ["--devices", devices, "--out", str(out), *words]
         code = subprocess.run(command, check=False).returncode
         if code not in (0, 2) or not out.exists():
@@ -206,7 +222,11 @@ def prepare(run: Store, overrides: Sequence[str], ranks: Ranks) -> TrainingSetup
     """
     checked = ranks.on_first(lambda: check_run(run, overrides, ranks))
     (plan, checkpoint, _), dataset = checked, open_dataset_once(run, ranks)
-    verify_on_ranks(run, dataset, packed_files(run, dataset, plan.settings.train), ranks)
+    packed, cache = packed_files(run, dataset, plan.settings.train), _open_cache(dataset, plan.settings)
+    if cache is None:
+        verify_on_ranks(run, dataset, packed, ranks)
+    else:  # files of the dataset are compared when they are copied or opened
+        ranks.on_first(lambda: verify_files(run, dataset.folder.uri, packed))
     done = ranks.on_first(lambda: begin_run(run, checked))
     layout = plan.settings.layout
     current = layout_of(layout, axes_of(layout, ranks.world_size), default_threads(ranks), ranks.device.type)
@@ -215,7 +235,21 @@ def prepare(run: Store, overrides: Sequence[str], ranks: Ranks) -> TrainingSetup
         current = current.model_copy(update={"threads": checkpoint.layout.threads})
     window = parse_window(plan.settings.train.profile, plan.steps) if ranks.rank == 0 else None
     peak = peak_of_devices(plan.settings, devices_of(ranks))
-    return TrainingSetup(run, plan, dataset, current, checkpoint, done, window, peak)
+    work = work_folder(run, plan.settings.train)
+    if ranks.leads_node and not done:
+        work.clear()
+    ranks.on_first(work.fetch)
+    if cache is not None:
+        dataset = cached(dataset, cache)
+        if ranks.leads_node:
+            cache.remove_older()
+    return TrainingSetup(run, plan, dataset, current, checkpoint, done, window, work, cache, peak)
+
+
+def _open_cache(dataset: Dataset, settings: Settings) -> ShardCache | None:
+    """Return the cache of a dataset's shards on this machine; None without `train.cache_dir`."""
+    train = settings.train
+    return ShardCache(Path(train.cache_dir), dataset, train.cache_bytes) if train.cache_dir else None
 
 
 def open_dataset_once(run: Store, ranks: Ranks) -> Dataset:

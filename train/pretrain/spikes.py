@@ -41,7 +41,7 @@ def _trace(setup: TrainingSetup, order: SampleOrder) -> Trace:
 
 def source_levels_before(setup: TrainingSetup, step: int) -> SourceLevels:
     """Return the mean loss of each source over the last `guard.spike_window` steps before `step`."""
-    steps = (record for _, record in metrics_backwards(setup.run))
+    steps = (record for _, record in metrics_backwards(setup.work.local))
     before = (record for record in steps if record.step < step and not record.skipped)
     return SourceLevels(reversed([*islice(before, setup.settings.guard.spike_window)]))
 

@@ -94,7 +94,7 @@ def count_tokens(consumed: Consumption, dataset: Dataset, order: SampleOrder | N
 
 def _open(run: Store, dataset: Dataset, step: int | None) -> tuple[Consumption, SampleOrder | None]:
     """Return a consumption without tokens, and the order up to a checkpoint; None without one."""
-    checkpoints = list_checkpoints(run) if run.is_local else []
+    checkpoints = list_checkpoints(run)
     chosen = next((own for own in reversed(checkpoints) if step in (None, own.step)), None)
     if chosen is None:
         if step is not None:

@@ -80,7 +80,7 @@ def layout_of_step(run: Store, plan: Plan, step: int, ranks: int | None = None) 
     layout = plan.settings.layout.for_device("cpu")  # rows are the same on every type of device
     if ranks is not None:
         return StepLayout(axes_of(layout, ranks), layout, f"the plan on {ranks} rank(s)")
-    notes = list_checkpoints(run) if run.is_local else []
+    notes = list_checkpoints(run)
     recorded = _recorded_layouts(run, layout)
     if not all(_agrees(recorded, note, layout) for note in notes):
         recorded = []  # the events are those of another training, or some are lost

@@ -339,5 +339,5 @@ def exposure_of(appearances: Iterable[Appearance], checkpoints: Iterable[int]) -
 
 
 def checkpoint_steps(run: Store) -> list[int]:
-    """Return the steps of the complete checkpoints of a run, oldest first; empty if the run is in an object store."""
-    return [note.step for note in list_checkpoints(run)] if run.is_local else []
+    """Return the steps of the complete checkpoints of a run, oldest first."""
+    return [note.step for note in list_checkpoints(run)]

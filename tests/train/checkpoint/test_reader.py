@@ -175,7 +175,7 @@ def test_a_script_archive_is_refused(run: Path, tmp_path: Path) -> None:
 
 def test_the_plan_is_the_one_that_torch_reads(run: Path) -> None:
     note = notes(run)[-1]
-    plan = CheckpointReader(run / note.name, note.files).read_metadata()
+    plan = CheckpointReader(Store(str(run / note.name)), note.files).read_metadata()
     expected = FileSystemReader(run / note.name).read_metadata()
     assert plan.state_dict_metadata == expected.state_dict_metadata
     assert plan.storage_data == expected.storage_data

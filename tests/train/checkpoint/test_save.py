@@ -376,7 +376,7 @@ def nursery(folder: str, num_kills: int) -> None:
         os.waitpid(child, 0)
         notes = list_checkpoints(run)
         for kept in notes:
-            verify_files(Path(run.path(kept.name)), kept.files)
+            verify_files(run.child(kept.name), kept.files)
             state = {f"model.{part}": torch.zeros(64, 256) for part in range(8)}
             read_state(run, kept, state)
             if any(not value.eq(kept.step).all() for value in state.values()):

@@ -1,0 +1,200 @@
+"""The cache of shards: what it keeps, what it removes, and who waits for whom."""
+
+import errno
+import math
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from unittest import mock
+
+import numpy as np
+import pytest
+
+from schemas.errors import ConfigError, ContractError
+from schemas.storage import CheckedPath, Store
+from schemas.tokens import Dataset, open_dataset
+from tests.support.tiny_dataset import make_tiny_dataset
+from train.config.settings import load_settings
+from train.data.batches import Batches
+from train.data.order import SampleOrder, make_order
+from train.data.stages import StagePlan
+from train.remote import cache as caching
+from train.remote.ahead import ReadAhead, ShardUse, check_bound, window_bytes
+from train.remote.cache import FILES, ShardCache, cached
+from train.remote.transfer import download
+
+STEPS, BATCH, LENGTH = 160, 4, 32
+CONFIG = load_settings({"train": {"seq_len": LENGTH, "window_shards": 2, "seed": 3}}, [], "test").train
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory) -> Dataset:
+    """A dataset of a dozen shards in two sources."""
+    return open_dataset(make_tiny_dataset(tmp_path_factory.mktemp("data") / "run", shard_tokens=1024))
+
+
+@pytest.fixture(scope="module")
+def order(dataset: Dataset) -> SampleOrder:
+    """The order of a run over more than one epoch of both sources."""
+    stage = StagePlan(first_step=0, num_steps=STEPS, seq_len=LENGTH, global_batch=BATCH, counts={"books": 1, "web": 2})
+    return make_order(dataset, CONFIG, [stage])
+
+
+@pytest.fixture
+def downloads() -> Iterator[list[tuple[str, str]]]:
+    """(SHA-256, name of the thread) of each download."""
+    made: list[tuple[str, str]] = []
+
+    def noted(origin: Store, path: CheckedPath, out: int) -> None:
+        made.append((path.sha256, threading.current_thread().name))
+        download(origin, path, out)
+
+    with mock.patch.object(caching, "download", noted):
+        yield made
+
+
+def shards_of(dataset: Dataset) -> list[CheckedPath]:
+    """Return the paths of all training shards."""
+    return [shard.path for name in ("books/train", "web/train") for shard in dataset.streams[name]]
+
+
+def files_in(folder: Path) -> set[str]:
+    """Return the names of the files in a cache."""
+    return {path.name for path in (folder / FILES).glob("*/*")}
+
+
+def test_the_shards_of_a_step_and_the_next_use_of_a_shard_are_those_of_its_pieces(dataset, order):
+    use, read = ShardUse(dataset, order), []
+    for step in range(STEPS):
+        samples, expected = order.samples(step), set()
+        for row, start, length in zip(samples.pieces.row, samples.pieces.start, samples.pieces.length, strict=True):
+            shards = dataset.streams[f"{order.sources[samples.source[row]]}/train"]
+            ends = np.cumsum([shard.num_tokens for shard in shards])
+            for token in range(start, start + length + 1):
+                expected.add(shards[int(np.searchsorted(ends, token, side="right"))].sha256)
+        assert {*use.of_step(step)} == expected
+        read.append(expected)
+    for path in shards_of(dataset):
+        for step in (0, 7, STEPS - 1):
+            later = [at for at in range(step, STEPS) if path.sha256 in read[at]]
+            assert use.next_use(path.sha256, step) == (later[0] if later else math.inf)
+    assert use.next_use("0" * 64, 0) == math.inf
+
+
+def test_batches_through_a_small_cache_are_the_same_and_most_shards_come_ahead(dataset, order, tmp_path, downloads):
+    bound = 6 * max(path.num_bytes for path in shards_of(dataset))
+    assert bound < sum(path.num_bytes for path in shards_of(dataset))
+    cache, largest = ShardCache(tmp_path, dataset, bound), 0
+    batches, plain = Batches(cached(dataset, cache), CONFIG, order), Batches(dataset, CONFIG, order)
+    with ReadAhead(cache, ShardUse(dataset, order), batches, STEPS, "run") as ahead:
+        for step in range(STEPS):
+            ahead.begin(step)
+            rows, expected = batches.batch(step), plain.batch(step)
+            ahead.end(step)
+            assert rows.inputs_BT.equal(expected.inputs_BT)
+            assert rows.targets_BT.equal(expected.targets_BT)
+            largest = max(largest, cache._used())
+            ahead.wait()
+    assert max(path.num_bytes for path in shards_of(dataset)) < largest <= bound
+    late = [own for own, thread in downloads if not thread.startswith("download")]
+    assert len(downloads) > len(shards_of(dataset))  # some came twice, so some were removed
+    assert len(late) <= len(ShardUse(dataset, order).of_step(0))
+
+
+def test_the_shard_with_the_latest_next_use_is_removed_and_none_in_use(dataset, tmp_path):
+    paths = sorted(shards_of(dataset), key=lambda path: -path.num_bytes)[:4]
+    bound = sum(path.num_bytes for path in paths[:3])
+    cache = ShardCache(tmp_path, dataset, bound)
+    uses = {path.sha256: float(number) for number, path in enumerate(paths)}
+    cache.next_use = lambda sha256: uses[sha256]
+    held = {path: cache.open(path) for path in paths[:3]}
+    assert cache.fetch(paths[3], first_use=5) is False  # no shard has a later use
+    uses[paths[2].sha256] = 9.0
+    del held[paths[0]], held[paths[1]]
+    assert cache.fetch(paths[3], first_use=5) is False  # the one with a later use is in use
+    content = held.pop(paths[2]).read_buffer()
+    assert cache.fetch(paths[3], first_use=5) is False  # a buffer holds the lock too
+    assert content.to_pybytes() == dataset.folder.read_bytes(str(paths[2]))
+    del content
+    assert cache.fetch(paths[3], first_use=5) is True
+    assert files_in(tmp_path) == {paths[number].sha256 for number in (0, 1, 3)}
+
+
+def test_without_room_a_reader_gives_up_with_the_reason(dataset, tmp_path, monkeypatch):
+    first, second = sorted(shards_of(dataset), key=lambda path: -path.num_bytes)[:2]
+    cache = ShardCache(tmp_path, dataset, first.num_bytes)
+    held = [cache.open(first)]
+    monkeypatch.setattr(caching, "ROOM_SECONDS", 0.1)
+    with pytest.raises(ContractError, match=rf"room for a shard of {second.num_bytes:,} bytes .* Raise train.cache_b"):
+        cache.open(second)
+    cache.on_full = held.clear
+    assert cache.open(second).size() == second.num_bytes
+
+
+def test_one_downloads_and_the_others_wait(dataset, tmp_path, downloads):
+    path = shards_of(dataset)[0]
+    with ThreadPoolExecutor(8) as pool:
+        opened = [*pool.map(lambda _: ShardCache(tmp_path, dataset, 1 << 20).open(path).read(), range(8))]
+    assert {*opened} == {dataset.folder.read_bytes(str(path))}
+    assert len(downloads) == 1
+    ShardCache(tmp_path, dataset, 1 << 20).open(path)  # as in a second run
+    assert len(downloads) == 1
+
+
+def test_what_a_killed_download_leaves_is_replaced_or_removed(dataset, tmp_path):
+    one, two = sorted(shards_of(dataset), key=lambda path: path.num_bytes)[:2]
+    cache = ShardCache(tmp_path, dataset, two.num_bytes)
+    (cache.folder / f"{one.sha256}.partial").write_bytes(b"x" * one.num_bytes)
+    assert cache.open(two).size() == two.num_bytes
+    assert files_in(tmp_path) == {two.sha256}
+    (cache.folder / f"{one.sha256}.partial").write_bytes(b"x" * one.num_bytes)
+    assert cache.open(one).read() == dataset.folder.read_bytes(str(one))
+    assert files_in(tmp_path) == {one.sha256}
+
+
+def test_other_bytes_never_get_into_the_cache(dataset, tmp_path):
+    path = shards_of(dataset)[0]
+    other = CheckedPath(str(path), path.num_bytes, "0" * 64)
+    cache = ShardCache(tmp_path, dataset, 1 << 20)
+    with pytest.raises(ContractError, match=f"expected a file of {path.num_bytes} bytes with SHA-256 0000"):
+        cache.open(other)
+    with pytest.raises(ContractError, match="got no such file"):
+        cache.open(CheckedPath("web/train/none.arrow", 5, "1" * 64))
+    assert files_in(tmp_path) == set()
+
+
+def test_a_full_disk_is_one_sentence(dataset, tmp_path):
+    full = mock.patch("os.posix_fallocate", side_effect=OSError(errno.ENOSPC, "No space left on device"))
+    path = shards_of(dataset)[0]
+    with full, pytest.raises(ConfigError, match=f"{path.num_bytes:,} bytes of free disk space for a shard, got a full"):
+        ShardCache(tmp_path, dataset, 1 << 20).open(path)
+    assert files_in(tmp_path) == set()
+
+
+def test_a_bound_below_a_window_is_refused_with_the_number(dataset, order):
+    need = sum(
+        window_bytes(dataset.streams[f"{source}/train"], stream.chunks)
+        for source, stream in zip(order.sources, order.streams, strict=True)
+    )
+    assert 0 < need < sum(path.num_bytes for path in shards_of(dataset))
+    check_bound(dataset, order, need)
+    with pytest.raises(ConfigError, match=f"expected at least {need:,} bytes, .* got {need - 1:,}"):
+        check_bound(dataset, order, need - 1)
+
+
+def test_shards_of_another_version_of_the_dataset_are_removed(dataset, tmp_path):
+    path = shards_of(dataset)[0]
+    content = dataset.manifest.content.model_copy(update={"figures": {**dataset.manifest.content.figures, "x": 1}})
+    older = replace(dataset, manifest=dataset.manifest.model_copy(update={"content": content}))
+    before = ShardCache(tmp_path, older, 1 << 20)
+    held = before.open(path)
+    now = ShardCache(tmp_path, dataset, 1 << 20)
+    assert before.folder != now.folder
+    now.remove_older()
+    assert files_in(tmp_path) == {path.sha256}  # in use
+    del held
+    now.remove_older()
+    assert files_in(tmp_path) == set()
+    assert not before.folder.exists()
