@@ -132,6 +132,7 @@ HEAVY = {
     "ftfy",
     "icu4py",
     "kenlm",
+    "lm_eval",
     "matplotlib",
     "phonenumbers",
     "presidio_analyzer",
@@ -148,6 +149,7 @@ HEAVY = {
     "torch",
     "torchao",
     "trafilatura",
+    "wandb",
 }
 """Libraries that are slow to load or that only some recipes need."""
 
