@@ -46,7 +46,9 @@ from pipeline.toxicity.stage import ToxicityConfig
 from schemas.config import Recipe, Section
 from schemas.field_docs import describe_columns
 from schemas.tables import TABLES
+from train.eval.harness_results import HarnessResult
 from train.monitor.metrics import HeldoutMetrics, StepMetrics
+from train.monitor.rank_figures import RankFigures
 
 ROLES = {
     "content": "It changes the result, and the fingerprint of the tables contains it.",
@@ -95,7 +97,16 @@ METRICS_INTRODUCTION = """\
 
 Training writes a line of JSON for each optimizer step to `train/metrics.jsonl`. A field with its default is absent.
 Values are those of the global batch, in any layout. `metrics.parquet` has a column for each source, such as `loss.web`,
-`tokens.web` and `heldout.web.loss`; TensorBoard has the same values as `loss/web` and so on."""
+`tokens.web` and `heldout.web.loss`; TensorBoard and Weights & Biases have the same values as `loss/web` and so on.
+
+`train/ranks.jsonl` has a line for each rank in each window of `train.ranks_every` steps, and `train/harness.jsonl` one
+for each metric of a downstream task that `penstock evaluate --harness` measured."""
+METRICS_TABLES: Mapping[str, type[BaseModel]] = {
+    "metrics.jsonl": StepMetrics,
+    "Fields of heldout, by source": HeldoutMetrics,
+    "ranks.jsonl": RankFigures,
+    "harness.jsonl": HarnessResult,
+}
 
 RECIPES_INTRODUCTION = """\
 # Shipped recipes
@@ -433,10 +444,9 @@ def _columns(schema: pa.Schema | None) -> list[str]:
 
 
 def metrics_page() -> str:
-    """Return the page of the fields of `metrics.jsonl`."""
+    """Return the page of the fields of `metrics.jsonl`, `ranks.jsonl` and `harness.jsonl`."""
     lines = METRICS_INTRODUCTION.splitlines()
-    for kind in (StepMetrics, HeldoutMetrics):
-        title = "metrics.jsonl" if kind is StepMetrics else "Fields of heldout, by source"
+    for title, kind in METRICS_TABLES.items():
         lines += ["", f"## {title}", "", "| field | type | meaning |", "|---|---|---|"]
         for name, info in kind.model_fields.items():
             lines.append(f"| `{name}` | {type_text(info.annotation)} | {cell(info.description or '')} |")

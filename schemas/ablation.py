@@ -38,6 +38,8 @@ class SourceLoss(_AblationBlock):
 
     It is the number of targets times the bytes per token of the source's held-out documents.
     """
+    right: int | None = None
+    """Number of targets that have the largest logit; None = measured by a version that did not count them."""
 
     @property
     def loss(self) -> float:
@@ -49,14 +51,21 @@ class SourceLoss(_AblationBlock):
         """Cross-entropy per byte of text [bits/byte]; None = the size of the text is unknown."""
         return self.nats / (math.log(2) * self.bytes) if self.bytes else None
 
+    @property
+    def accuracy(self) -> float | None:
+        """Share of the targets that have the largest logit, 0 to 1; None = not counted."""
+        return None if self.right is None else self.right / self.targets
+
 
 def sum_losses(parts: Iterable[SourceLoss]) -> SourceLoss:
     """Return the sum of the losses of several sources."""
     losses = list(parts)
+    right = [loss.right for loss in losses if loss.right is not None]
     return SourceLoss(
         nats=math.fsum(loss.nats for loss in losses),
         targets=sum(loss.targets for loss in losses),
         bytes=math.fsum(loss.bytes for loss in losses),
+        right=sum(right) if len(right) == len(losses) else None,
     )
 
 

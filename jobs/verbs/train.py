@@ -21,7 +21,9 @@ from schemas.paths import check_own_folders
 from schemas.storage import Store
 from schemas.tokens import Dataset, open_dataset
 from schemas.versions import warn_of_replaced_tables
+from train.checkpoint.folder import local_path
 from train.config.settings import Settings
+from train.monitor.wandb_log import check_wandb
 from train.parallel.devices import cluster_of
 from train.plan.make_plan import make_plan
 from train.plan.plan import check_overrides, check_ranks, check_settings_used, read_settings, settings_beyond_recipe
@@ -33,7 +35,8 @@ GROUP = "training"
 VERBS = {
     "train": "Start or resume training on this machine. --dry-run prints layout and memory without starting it.",
     "generate": "Sample text from a checkpoint.",
-    "evaluate": "Measure a checkpoint on held-out text of any run. Documents that it was trained on are left out.",
+    "evaluate": "Measure a checkpoint on held-out text of any run, or on tasks of lm_eval. Held-out documents that it "
+    "was trained on are left out.",
     "calibrate": "Measure the speed of this machine, for `plan --gpu`. It is written as a device profile.",
 }
 
@@ -108,6 +111,7 @@ def train_command(arguments: Arguments) -> int:
         settings = read_settings(run, dataset, arguments.overrides)
         check_settings_used(settings, dataset)
         check_cache_given(run, settings.train)
+        check_wandb(settings.train)
         if arguments.dry_run:
             return _dry_run(dataset, settings, arguments.ranks)
         # Each rank checks this too; here the error is printed once, before any rank starts, and no restart repeats it.
@@ -201,22 +205,60 @@ def add_evaluate_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--on",
         action="append",
-        required=True,
         help="run folder whose held-out text is read, such as RUN itself; may be repeated",
     )
+    parser.add_argument(
+        "--harness",
+        metavar="TASKS",
+        help="tasks of lm_eval, separated by commas, in place of --on; results are kept in train/harness.jsonl",
+    )
+    parser.add_argument(
+        "--harness-tasks",
+        metavar="FOLDER",
+        action="append",
+        help="folder with the files of more tasks, which may run code; may be repeated",
+    )
+    parser.add_argument("--limit", type=whole, help="with --harness: samples of each task; default: all")
     parser.add_argument("--step", type=whole, help="step of the checkpoint; default: the last")
-    parser.add_argument("--sequences", type=whole, default=512, help="held-out rows of each source")
+    parser.add_argument("--sequences", type=whole, help="with --on: held-out rows of each source; default 512")
     parser.add_argument("--out", help="JSON file for the measurements")
 
 
 def evaluate_command(arguments: argparse.Namespace) -> int:
-    """Measure a checkpoint on the held-out text of runs. Documents in its training text are left out."""
+    """Measure a checkpoint on the held-out text of runs, or on tasks of lm_eval."""
+    if (arguments.on is None) == (arguments.harness is None):
+        raise ConfigError(
+            "evaluate: expected either --on RUN or --harness TASKS, got "
+            f"{'both' if arguments.on else 'neither'}. Give one of them."
+        )
+    if arguments.harness is not None:
+        return _harness_command(arguments)
+    _check_unused(arguments, "--on", "harness_tasks", "limit")
     command = [word for run in arguments.on for word in ("--on", run)]
-    command += ["--sequences", str(arguments.sequences)]
-    for name in ("step", "out"):
+    for name in ("sequences", "step", "out"):
         if (value := getattr(arguments, name)) is not None:
             command += [f"--{name}", str(value)]
     return in_torch("train.eval.evaluate", arguments.run, *command)
+
+
+def _check_unused(arguments: Arguments, used: str, *names: str) -> None:
+    """Raise ConfigError if one of the options `names` is given, which have no effect with `used`."""
+    if given := [f"--{name.replace('_', '-')}" for name in names if getattr(arguments, name) is not None]:
+        raise ConfigError(f"evaluate: expected no {' and no '.join(given)} with {used}, got it. Remove it.")
+
+
+def _harness_command(arguments: Arguments) -> int:
+    """Measure a checkpoint on tasks of lm_eval, in a process of its own."""
+    _check_unused(arguments, "--harness", "sequences", "out")
+    run = Store(arguments.run)
+    local_path(run, "train")
+    check_own_folders(run, "train")
+    command = ["--tasks", arguments.harness]
+    command += [word for folder in arguments.harness_tasks or () for word in ("--folder", folder)]
+    for name in ("step", "limit"):
+        if (value := getattr(arguments, name)) is not None:
+            command += [f"--{name}", str(value)]
+    return in_torch("train.eval.harness", arguments.run, *command)
 
 
 COMMANDS = {

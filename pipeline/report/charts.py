@@ -108,15 +108,20 @@ def nice_ticks(low: float, high: float, count: int = 4) -> list[float]:
 
 
 def training_plots(steps: Sequence[ReportedStep]) -> list[LinePlot]:
-    """Return plots of loss, learning rate, gradient norm and throughput; empty if no step made an update."""
+    """Return plots of loss, accuracy, learning rate, gradient norm and throughput; empty if no step made an update."""
     losses = [(step.step, step.loss) for step in steps if step.loss is not None and not step.skipped]
     norms = [(step.step, step.grad_norm) for step in steps if step.grad_norm is not None and not step.skipped]
     if not losses:
         return []
     heldout = [(step.step, step.heldout_loss) for step in steps if step.heldout_loss is not None]
     loss = [("training", losses, False)]
+    right = [(step.step, step.accuracy) for step in steps if step.accuracy is not None]
+    heldout_right = [(step.step, step.heldout_accuracy) for step in steps if step.heldout_accuracy is not None]
+    accuracy = [("training", right, False)] if right else []
+    accuracy += [("held-out", heldout_right, True)] if heldout_right else []
     return [
         line_plot("Loss", "nats per token", [*loss, *([("held-out", heldout, True)] if heldout else [])]),
+        *([line_plot("Token accuracy", "share of tokens ranked first", accuracy)] if accuracy else []),
         line_plot("Learning rate", "", [("", [(step.step, step.learning_rate) for step in steps], False)]),
         line_plot("Gradient norm", "before clipping", [("", norms, False)]),
         line_plot(

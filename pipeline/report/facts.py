@@ -82,6 +82,9 @@ class ReportedStep:
     """None = the gradient norm was not finite and the step was skipped."""
     skipped: bool = False
     heldout_loss: float | None = None
+    accuracy: float | None = None
+    """Share of the tokens that have the largest logit; counted in some steps only."""
+    heldout_accuracy: float | None = None
     tokens: int = 0
     """Number of tokens of the global batch."""
     step_seconds: float = 0.0
@@ -94,7 +97,7 @@ class ReportedStep:
     source_tokens: Mapping[str, int] | None = None
     """Number of predicted tokens of each source."""
     heldout: Mapping[str, Mapping[str, float | None]] | None = None
-    """Loss, perplexity and bits_per_byte of each source that has held-out documents."""
+    """Loss, perplexity, bits_per_byte and accuracy of each source that has held-out documents."""
 
 
 @dataclass(frozen=True)

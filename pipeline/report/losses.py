@@ -29,7 +29,7 @@ class SourceLosses:
     loss: float | None
     """Mean training loss over the tokens of the source in the last steps [nats/token]; None = there are none."""
     heldout: Mapping[str, float | None]
-    """The last measured loss, perplexity and bits_per_byte; empty = the source has no held-out documents."""
+    """The last measured loss, perplexity, bits_per_byte and accuracy; empty = the source has no held-out documents."""
 
 
 @dataclass(frozen=True)
@@ -142,6 +142,14 @@ def _early_stop(event: Mapping[str, Any]) -> str:
     return f"the held-out loss did not decrease in {number(event['since_best'])} measurements{best}"
 
 
+def _straggler(event: Mapping[str, Any]) -> str:
+    what = "waits for rows" if event.get("cause") == "data" else "computes"
+    share, factor = event.get("share"), event.get("factor")
+    waits = f"; the others wait for it in {100 * share:.0f} % of a step" if isinstance(share, int | float) else ""
+    times = f"{factor:.1f} times" if isinstance(factor, int | float) else "several times"
+    return f"rank {number(event.get('rank'))} on {event.get('host')} {what} {times} as long as the median{waits}"
+
+
 def _resumed(event: Mapping[str, Any]) -> str:
     now, before = _flat(event.get("layout", {})), _flat(event.get("layout_before", {}))
     changes = [f"{name} {before.get(name)} → {now.get(name)}" for name in now if now[name] != before.get(name)]
@@ -172,6 +180,7 @@ EVENT_KINDS: dict[str, tuple[str, Any, bool]] = {
     "rewound": ("rewound", _rewound, True),
     "failed_save": ("checkpoint not saved", lambda event: str(event["error"]), True),
     "early_stop": ("early stop", _early_stop, False),
+    "straggler": ("slow rank", _straggler, True),
     "resumed": ("resumed", _resumed, False),
     "interrupted": ("interrupted", _interrupted, False),
     "stopped": ("stopped by an error", lambda event: str(event["reason"]), True),

@@ -47,6 +47,7 @@ from pipeline.report.tallies import (
     toxicity_coverage,
     toxicity_measures,
 )
+from pipeline.report.training_files import ranks_view, task_rows
 from pipeline.stages import STEPS, declared_reasons, sections
 from schemas.config import Section
 from schemas.errors import ConfigError, ContractError, PenstockError
@@ -247,6 +248,8 @@ def _view(facts: RunFacts, scores: Sequence[Score], options: ReportOptions) -> d
         **_cost_view(facts),
         "num_pages": pages,
         **_training_view(facts.training),
+        "ranks": ranks_view(facts.run),
+        "tasks": task_rows(facts.run),
         **_recipe_view(facts, options),
         "ablations": ablations(facts.run, facts.tables["tokens"].digest if "tokens" in facts.tables else None),
         "shown_verdicts": SHOWN_VERDICTS,

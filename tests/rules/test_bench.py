@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from bench.scaling import interval
 from tests.bench_race import Result, run, tree_memory
 from tests.bench_snapshot import line, predict
 
@@ -45,3 +46,10 @@ def test_the_memory_and_the_costs_of_a_command_are_measured() -> None:
 def test_a_command_that_fails_shows_its_errors() -> None:
     with pytest.raises(SystemExit, match=r"expected exit code 0, got 3:\nno archives"):
         run(["python3", "-c", "import sys; sys.stderr.write('no archives'); sys.exit(3)"], {})
+
+
+def test_the_interval_of_an_efficiency_holds_the_ratio_and_narrows_to_it() -> None:
+    low, middle, high = interval([[8.0, 8.0], [8.0]], [[5.0], [5.0, 5.0]], 0.5)
+    assert (low, middle, high) == (0.8, 0.8, 0.8)
+    low, middle, high = interval([[7.0, 8.0, 9.0], [8.0, 10.0]], [[5.0], [4.0, 6.0]], 0.5)
+    assert low < middle == 0.8 < high

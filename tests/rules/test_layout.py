@@ -133,6 +133,7 @@ HEAVY = {
     "ftfy",
     "icu4py",
     "kenlm",
+    "lm_eval",
     "matplotlib",
     "phonenumbers",
     "presidio_analyzer",
@@ -149,6 +150,7 @@ HEAVY = {
     "torch",
     "torchao",
     "trafilatura",
+    "wandb",
 }
 """Libraries that are slow to load or that only some recipes need."""
 

@@ -132,7 +132,19 @@ class TrainConfig(Section):
     eval_sequences: int = execution(64, ge=1)
     """Held-out sequences of each source per evaluation; fewer if the dataset contains fewer."""
     log_every: int = execution(10, ge=1)
-    """Steps between two progress lines."""
+    """Steps between two progress lines, and between two measurements of the token accuracy."""
+    ranks_every: int = execution(100, ge=0)
+    """Steps between two lines of each rank in `train/ranks.jsonl`: its times, memory and bytes sent. A line has about
+    300 bytes. 0 = no such file, and no alarm about slow ranks."""
+    wandb: str = execution("")
+    """Project in Weights & Biases that gets the figures of TensorBoard and the settings; empty = none. It needs
+    penstock[wandb]. The key is read from WANDB_API_KEY or from the file of `wandb login`, never from a setting."""
+    wandb_entity: str = execution("")
+    """With wandb: user or team that owns the project; empty = the default of the key."""
+    wandb_name: str = execution("")
+    """With wandb: name of the run there; empty = W&B chooses one."""
+    wandb_mode: Literal["online", "offline"] = execution("online")
+    """With wandb: offline writes `train/wandb/` and uses no network; `wandb sync` uploads it later."""
     peak_flops: float | None = execution(None, gt=0)
     """Dense bf16 peak of a device [FLOP/s], the denominator of the MFU in every precision; None = that of
     `cluster.device`, else of the device by its name; if neither is known, no MFU is shown."""
@@ -181,6 +193,10 @@ class TrainConfig(Section):
         """Reject a setting that the objective or the stages would ignore."""
         given = self.model_fields_set
         problems = [
+            *(
+                (not self.wandb and name in given, f"{name} requires wandb, the name of a project")
+                for name in ("wandb_entity", "wandb_name", "wandb_mode")
+            ),
             (self.precision != "fp8" and "fp8_scaling" in given, "fp8_scaling requires precision = fp8"),
             (
                 self.packing != "best_fit" and self.pack_chunks is not None,
@@ -298,6 +314,11 @@ class GuardConfig(Section):
     """Number of consecutive held-out losses without a new minimum after which the run ends; None = no early end."""
     min_improvement: float = Field(0.0, ge=0)
     """Minimum decrease of a held-out loss that counts as a new minimum [nats/token]."""
+    straggler_factor: float | None = execution(1.5, gt=1)
+    """Smallest time of a rank over that of the median rank, in a window of `train.ranks_every` steps, that is reported
+    as a straggler. None = no alarm."""
+    straggler_seconds: float = execution(10.0, ge=0)
+    """Minimum duration of a window in which stragglers are looked for; a shorter one says little [s]."""
 
     @model_validator(mode="after")
     def _used(self) -> "GuardConfig":
@@ -312,6 +333,10 @@ class GuardConfig(Section):
                 for name in ("max_rewinds", "rewind_window")
             ),
             (self.patience is None and self._given("min_improvement"), "min_improvement requires patience"),
+            (
+                self.straggler_factor is None and self._given("straggler_seconds"),
+                "straggler_seconds requires straggler_factor",
+            ),
         ]
         if messages := [text for wrong, text in problems if wrong]:
             raise ValueError("; ".join(messages))

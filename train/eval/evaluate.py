@@ -161,7 +161,7 @@ def measure_checkpoint(candidate: EvaluatedCheckpoint, exams: Sequence[HeldoutEx
     model = read_model(candidate.run, candidate.note, device)
     measurements = []
     for exam in exams:
-        model.loss.tally = tally = LossTally.empty(len(exam.heldout.sources), device)
+        model.loss.tally = tally = LossTally.empty(len(exam.heldout.sources), device, counts_right=True)
         for rows in _parts(exam.heldout.rows):
             documents_BT = None if rows.documents_BT is None else rows.documents_BT.to(device)
             model(rows.inputs_BT.to(device), documents_BT, rows.targets_BT.to(device), rows.sources_B.to(device))
@@ -170,10 +170,13 @@ def measure_checkpoint(candidate: EvaluatedCheckpoint, exams: Sequence[HeldoutEx
                 f"{candidate.name}/{candidate.note.name}: expected held-out losses, got {lost}, because the model has "
                 "diverged. Train the run again with a lower optim.learning_rate."
             )
-        sums = zip(exam.heldout.sources, tally.losses_S.tolist(), tally.counts_S.tolist(), strict=True)
+        right_S = [] if tally.right_S is None else tally.right_S.tolist()
+        sums = zip(exam.heldout.sources, tally.losses_S.tolist(), tally.counts_S.tolist(), right_S, strict=True)
         sources = {
-            name: SourceLoss(nats=nats, targets=round(count), bytes=count * exam.bytes_per_token[name])
-            for name, nats, count in sums
+            name: SourceLoss(
+                nats=nats, targets=round(count), bytes=count * exam.bytes_per_token[name], right=round(right)
+            )
+            for name, nats, count, right in sums
             if count
         }
         measurements.append(
@@ -289,7 +292,8 @@ def describe_measurement(measurement: Measurement, seconds: float) -> str:
     width = max(12, *(len(name) for name, _ in rows)) if rows else 12
     for name, loss in rows:
         bits = "" if loss.bits_per_byte is None else f"  {loss.bits_per_byte:.4f} bits/byte"
-        lines.append(f"  {name:<{width}} {loss.loss:.4f} nats/token{bits}  {loss.targets:,} targets")
+        right = "" if loss.accuracy is None else f"  {100 * loss.accuracy:.1f} % right"
+        lines.append(f"  {name:<{width}} {loss.loss:.4f} nats/token{bits}{right}  {loss.targets:,} targets")
     if measurement.left_out:
         left_out = f"{measurement.left_out:,} of {measurement.documents:,} documents"
         lines.append(f"  left out: {left_out} that a run was trained on, or on a copy")

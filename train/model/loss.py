@@ -9,9 +9,10 @@ sources or other groups (G: some of them).
 """
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import torch
 import torch.distributed as dist
@@ -20,6 +21,7 @@ from torch import Tensor
 
 from train.data.rows import IGNORED
 from train.model.attention import compute_dtype
+from train.model.stopwatch import Stopwatch
 
 # The loss of one chunk of logits, whose gradient overwrites them: in eager operations, or in two compiled functions.
 #
@@ -191,17 +193,20 @@ class LossTally:
     """Sum of cross-entropies [nats]."""
     counts_S: Tensor
     """Number of targets."""
+    right_S: Tensor | None = None
+    """Number of targets that have the largest logit, counted for groups of whole rows; None = not counted."""
 
     @classmethod
-    def empty(cls, num_sources: int, device: torch.device) -> Self:
-        """Return a tally with all sums 0."""
-        zeros = torch.zeros(2, num_sources, dtype=torch.float64, device=device)
-        return cls(zeros[0], zeros[1])
+    def empty(cls, num_sources: int, device: torch.device, counts_right: bool = False) -> Self:
+        """Return a tally with all sums 0. `counts_right`: the targets with the largest logit are counted too."""
+        zeros = torch.zeros(3, num_sources, dtype=torch.float64, device=device)
+        return cls(zeros[0], zeros[1], zeros[2] if counts_right else None)
 
-    def add(self, losses_BT: Tensor, targets_BT: Tensor, groups: Tensor) -> None:
+    def add(self, losses_BT: Tensor, targets_BT: Tensor, groups: Tensor, right_BT: Tensor | None = None) -> None:
         """Add the losses and targets of rows; a loss must be 0 where its target is IGNORED.
 
-        `groups`: source or other group of each row (B,), or of each position (B, T).
+        `groups`: source or other group of each row (B,), or of each position (B, T). `right_BT`: whether a target has
+        the largest logit.
         """
         counts_BT = (targets_BT != IGNORED).double()
         if groups.dim() == 2:
@@ -211,6 +216,8 @@ class LossTally:
         chosen_SB = (torch.arange(len(self.losses_S), device=groups.device)[:, None] == groups).double()
         self.losses_S += chosen_SB @ losses_BT.double().sum(1)
         self.counts_S += chosen_SB @ counts_BT.sum(1)
+        if self.right_S is not None and right_BT is not None:
+            self.right_S += chosen_SB @ right_BT.double().sum(1)
 
     def _add_positions(self, losses_N: Tensor, counts_N: Tensor, groups_N: Tensor) -> None:
         if not losses_N.is_cuda:
@@ -247,6 +254,8 @@ class HeadLoss:
         self.num_targets: int | None = None
         """Number of targets in the next call that are not IGNORED; None = a CPU counts them, CUDA computes every
         row."""
+        self.stopwatch: Stopwatch | None = None
+        """Measures the loss of training steps, unless its vocabulary is split over ranks; None = no measurement."""
 
     def __call__(self, x_BTD: Tensor, weight_VD: Tensor, targets_BT: Tensor, sources_B: Tensor | None) -> Tensor:
         """Return the sum of (cross-entropy + z_loss · log² Z) · scale, 0-d; `x_BTD` and `weight_VD` get gradients."""
@@ -254,30 +263,44 @@ class HeadLoss:
         needs_gradient = torch.is_grad_enabled() and (x_BTD.requires_grad or weight_VD.requires_grad)
         rows = (x_BTD.flatten(0, 1), weight_VD, targets_BT.flatten())
         total: Tensor
-        total, losses_N = _ChunkedLoss.apply(*rows, self, needs_gradient)  # type: ignore[no-untyped-call]
+        timed = self.stopwatch is not None and self.part is None and needs_gradient
+        with self.stopwatch.running() if self.stopwatch is not None and timed else nullcontext():
+            total, losses_N, right_N = _ChunkedLoss.apply(*rows, self, needs_gradient)  # type: ignore[no-untyped-call]
         if self.tally is not None and sources_B is not None:
-            self.tally.add(losses_N.view_as(targets_BT), targets_BT, sources_B)
+            right_BT = None if right_N is None else right_N.view_as(targets_BT)
+            self.tally.add(losses_N.view_as(targets_BT), targets_BT, sources_B, right_BT)
         return total
+
+    @property
+    def counts_right(self) -> bool:
+        """True if the targets with the largest logit are counted."""
+        return self.tally is not None and self.tally.right_S is not None
 
 
 class _ChunkedLoss(torch.autograd.Function):
-    """The total loss, which has a gradient, and the cross-entropy of each token, which has none."""
+    """The total loss, which has a gradient, and two values of each token, which have none.
+
+    They are its cross-entropy, and whether it has the largest logit; None if that is not counted.
+    """
 
     @staticmethod
     def forward(
         ctx: Any, x_ND: Tensor, weight_VD: Tensor, targets_N: Tensor, head: HeadLoss, needs_gradient: bool
-    ) -> tuple[Tensor, Tensor]:
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
         indices_n, number = _counted_targets(targets_N, head.num_targets), len(x_ND)
         if indices_n is not None:
             x_ND, targets_N = x_ND[indices_n], targets_N[indices_n]
         # Compiled chunks keep their size for any number of targets in a batch.
         size = min(head.chunk_tokens, number if head.fused else len(x_ND))
-        total, losses_n, gradients = _chunked_loss(x_ND, weight_VD, targets_N, (head, size), needs_gradient)
+        right_n = torch.zeros_like(targets_N, dtype=torch.bool) if head.counts_right else None
+        settings = ChunkSettings(head, size, right_n)
+        total, losses_n, gradients = _chunked_loss(x_ND, weight_VD, targets_N, settings, needs_gradient)
         if gradients is not None:
             ctx.save_for_backward(_scatter_rows(gradients[0], indices_n, number), gradients[1].to(weight_VD.dtype))
         losses_N = _scatter_rows(losses_n, indices_n, number)
-        ctx.mark_non_differentiable(losses_N)
-        return total, losses_N
+        right_N = None if right_n is None else _scatter_rows(right_n, indices_n, number)
+        ctx.mark_non_differentiable(*(losses_N,) if right_N is None else (losses_N, right_N))
+        return total, losses_N, right_N
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
@@ -305,15 +328,41 @@ def _scatter_rows(rows: Tensor, indices_n: Tensor | None, number: int) -> Tensor
     return rows if indices_n is None else rows.new_zeros(number, *rows.shape[1:]).index_copy_(0, indices_n, rows)
 
 
+class ChunkSettings(NamedTuple):
+    """How the loss is computed chunk by chunk."""
+
+    head: HeadLoss
+    size: int
+    """Tokens of a chunk."""
+    right_N: Tensor | None
+    """Is set to whether each target has the largest logit; None = this is not computed."""
+
+
+def write_right(right_n: Tensor, logits_nV: Tensor, targets_n: Tensor, part: VocabularyPart | None) -> None:
+    """Set `right_n` to whether each target has the largest logit of all ranks; the lowest id wins a tie.
+
+    IGNORED targets never have it.
+    """
+    # A pass of its own over the logits, so that the loss has the same bits with and without it. Comparing the logit of
+    # the target with the maximum that the loss computes would count ties, which are frequent in bf16.
+    most_n, columns_n = logits_nV.max(1)
+    ids_n = columns_n + (part.first if part else 0)
+    if part is not None:
+        whole_n = most_n.clone()
+        dist.all_reduce(whole_n, dist.ReduceOp.MAX, part.group)
+        ids_n = torch.where(most_n == whole_n, ids_n, torch.iinfo(ids_n.dtype).max)
+        dist.all_reduce(ids_n, dist.ReduceOp.MIN, part.group)
+    torch.eq(ids_n, targets_n, out=right_n)
+
+
 def _chunked_loss(
-    x_ND: Tensor, weight_VD: Tensor, targets_N: Tensor, settings: tuple[HeadLoss, int], needs_gradient: bool
+    x_ND: Tensor, weight_VD: Tensor, targets_N: Tensor, settings: ChunkSettings, needs_gradient: bool
 ) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor] | None]:
     """Return the total loss, the cross-entropy of each token, and the gradients of the total loss.
 
     The gradients are those of `x_ND` and `weight_VD`; None without `needs_gradient`.
-    `settings`: the `HeadLoss`, and the tokens per chunk.
     """
-    head, size = settings
+    head, size, right_N = settings
     dtype = compute_dtype(x_ND)
     wide = torch.promote_types(dtype, torch.float32)
     matrix_PD, x_ND = _pad_to_multiple(weight_VD.to(dtype), head.multiple), x_ND.to(dtype)
@@ -327,6 +376,8 @@ def _chunked_loss(
         part = slice(start, min(start + size, len(x_ND)))
         gradient_nP = logits_nP[: part.stop - start]
         torch.mm(x_ND[part], matrix_PD.T, out=gradient_nP)
+        if right_N is not None:
+            write_right(right_N[part], gradient_nP[:, : len(weight_VD)], targets_N[part], head.part)
         counts_n = targets_N[part] != IGNORED
         factors_n = counts_n.to(wide) * head.scale
         losses_n, log_z_n = chunk.losses(targets_N[part])

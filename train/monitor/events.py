@@ -158,6 +158,24 @@ class EarlyStop(_Event):
     _number = field_validator("heldout_loss", mode="before")(finite)
 
 
+class Straggler(_Event):
+    """A rank that was slower than the others in a window of steps, so that they waited for it."""
+
+    kind: Literal["straggler"] = "straggler"
+    steps: int
+    """Number of steps in the window, which ends with `step`."""
+    rank: int
+    """Number of the rank, from 0."""
+    host: Text
+    """Name of the rank's machine."""
+    cause: Literal["compute", "data"]
+    """compute: its computation took longer; data: it waited longer for its rows."""
+    factor: float
+    """Its time over that of the median rank of its pipeline stage."""
+    share: float
+    """Share of each step in which the other ranks waited for it, 0 to 1, computed from the factor."""
+
+
 class Started(_Event):
     """The start of a run without a checkpoint; earlier events in the file belong to an earlier run."""
 
@@ -196,7 +214,9 @@ class Stopped(_Event):
     """The error message."""
 
 
-Event = Started | Skipped | Spike | Rewound | Undone | FailedSave | EarlyStop | Resumed | Interrupted | Stopped
+Event = (
+    Started | Skipped | Spike | Rewound | Undone | FailedSave | EarlyStop | Straggler | Resumed | Interrupted | Stopped
+)
 _ADAPTER: TypeAdapter[Event] = TypeAdapter(Annotated[Event, Field(discriminator="kind")])
 
 

@@ -183,10 +183,10 @@ class Scalars:
         start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
         self._writer.add_event(self._event(wall_time=time.time(), step=first_step, session_log=start))
 
-    def write(self, step: int, values: Mapping[str, float | None]) -> None:
-        """Append the values of a step that are not None."""
+    def write(self, step: int, values: Mapping[str, float]) -> None:
+        """Append the values of a step."""
         # A single event for all: 70 µs for 20 scalars, while an event for each takes 580 µs.
-        numbers = [self._summary.Value(tag=tag, simple_value=x) for tag, x in values.items() if x is not None]
+        numbers = [self._summary.Value(tag=tag, simple_value=x) for tag, x in values.items()]
         self._writer.add_event(self._event(wall_time=time.time(), step=step, summary=self._summary(value=numbers)))
 
     def flush(self) -> None:
@@ -229,8 +229,7 @@ class MetricsLog:
         """Append the metrics of a step. A full disk causes only a warning."""
         self._table.add(record)
         self._journal.append(record.line())
-        values = record.flat("/") | {"data/wait_share": record.wait_share}
-        self._on_scalars(lambda scalars: scalars.write(record.step, {k: v for k, v in values.items() if k != "step"}))
+        self._on_scalars(lambda scalars: scalars.write(record.step, record.scalars()))
 
     def sync(self) -> None:
         """Flush the metrics of all steps so far to disk, then write metrics.parquet.

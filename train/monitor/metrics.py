@@ -31,6 +31,8 @@ class HeldoutMetrics(BaseModel):
     """exp(loss); None = not finite."""
     bits_per_byte: float | None = None
     """Σ cross-entropy / (ln 2 · bytes of text that the targets stand for); None = bytes unknown, or not finite."""
+    accuracy: float | None = None
+    """Token accuracy: share of the targets that have the largest logit, 0 to 1; None = not counted."""
 
 
 class StepMetrics(BaseModel):
@@ -71,8 +73,13 @@ class StepMetrics(BaseModel):
     """Time that training waited for checkpoints since the line before [s]; None = none was begun."""
     memory: int | None = None
     """Largest memory allocated on rank 0's device since the line before [bytes]; None = not CUDA."""
+    accuracy: float | None = None
+    """Token accuracy: share of the targets of the global batch that have the largest logit before the update, 0 to 1;
+    None = not counted, which it is in every `train.log_every`-th step and in the last one."""
     heldout_loss: float | None = None
     """Mean cross-entropy of all held-out targets after the update [nats/token]; None = not measured, or not finite."""
+    heldout_accuracy: float | None = None
+    """Token accuracy of all held-out targets after the update, 0 to 1; None = not measured."""
     losses: dict[str, float] = {}
     """Mean cross-entropy of each source's targets [nats/token]; absent = it had none, or it is not finite."""
     source_tokens: dict[str, int] = {}
@@ -116,6 +123,11 @@ class StepMetrics(BaseModel):
         for name, measured in self.heldout.items():
             values |= {f"heldout{separator}{name}{separator}{key}": value for key, value in measured}
         return values
+
+    def scalars(self) -> dict[str, float]:
+        """Return the measured values of the step by tag, such as `loss/web`, as TensorBoard and W&B get them."""
+        values = self.flat("/") | {"data/wait_share": self.wait_share}
+        return {tag: value for tag, value in values.items() if tag != "step" and value is not None}
 
 
 PER_SOURCE = ("losses", "source_tokens", "heldout")
@@ -164,11 +176,16 @@ def metrics_by_source(
 
 
 def heldout_by_source(
-    names: Sequence[str], sums: Sequence[float], counts: Sequence[float], num_bytes: Sequence[float] | None
+    names: Sequence[str],
+    sums: Sequence[float],
+    counts: Sequence[float],
+    num_bytes: Sequence[float] | None,
+    right: Sequence[float] | None = None,
 ) -> dict[str, HeldoutMetrics]:
     """Return the held-out metrics of each source that has targets.
 
-    `sums`, `counts`, `num_bytes`: cross-entropy [nats], targets and bytes of text of each source in `names`.
+    `sums`, `counts`, `num_bytes`, `right`: cross-entropy [nats], targets, bytes of text, and targets that have the
+    largest logit, of each source in `names`.
     """
     figures = {}
     for number, (name, total, count) in enumerate(zip(names, sums, counts, strict=True)):
@@ -176,7 +193,10 @@ def heldout_by_source(
             size = num_bytes[number] if num_bytes else 0
             bits = total / (math.log(2) * size) if size else None
             figures[name] = HeldoutMetrics(
-                loss=finite(total / count), perplexity=_exp(total / count), bits_per_byte=finite(bits)
+                loss=finite(total / count),
+                perplexity=_exp(total / count),
+                bits_per_byte=finite(bits),
+                accuracy=right[number] / count if right else None,
             )
     return figures
 

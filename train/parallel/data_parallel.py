@@ -88,6 +88,12 @@ class ShardedStates:
             gradient = parameter.grad
             self.shards[name].grad = None if gradient is None else self._view(gradient.contiguous())
 
+    @property
+    def bytes_gathered(self) -> int:
+        """The bytes that this rank sends in `gather`."""
+        sizes = (rows.size * rows.whole.element_size() for bucket in self._buckets for rows in bucket)
+        return (self._mesh.size() - 1) * sum(sizes)
+
     @torch.no_grad()
     def gather(self) -> None:
         """Copy the updated rows of every rank into the parameters of all ranks."""

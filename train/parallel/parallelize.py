@@ -151,6 +151,11 @@ class SplitModel:
                 compute_scales(part)
 
     @property
+    def bytes_of_shares(self) -> int:
+        """Return the bytes that this rank sends after an update with ZeRO-1, which all-gathers the weights."""
+        return 0 if self._shares is None else self._shares.bytes_gathered
+
+    @property
     def copies(self) -> dict[str, int]:
         """Return the number of copies of each parameter that more than one pipeline stage has, by name."""
         return {"embedding.weight": 2} if self.shape.tie_embeddings and self.num_stages > 1 else {}
@@ -180,12 +185,21 @@ class SplitModel:
         # recompile them.
         compiled = bool(self.settings.layout.compile)
         size = self._rows_at_once if compiled else min(self.settings.layout.rows_at_once, most)
-        if self.mesh.axes["context"] > 1:
-            rows = context_part(rows, self.mesh.axes["context"], self.mesh.place("context"))
         # A pipeline needs micro-batches of equal size; otherwise the last may be smaller.
         equal = compiled or self._pipeline is not None
+        if self.mesh.axes["context"] > 1:
+            rows = context_part(rows, self.mesh.axes["context"], self.mesh.place("context"))
         rows = rows.padded(size * number if equal else size * (number - 1) + 1)
         return [rows.part(first, first + size).to(self.ranks.device) for first in range(0, size * number, size)]
+
+    def rows_of_step(self, num_rows: int) -> int:
+        """Return the number of rows, with padding, that this rank computes in a step of `num_rows` rows."""
+        number = num_micro_batches(num_rows, self.settings.layout, self.mesh.axes)
+        most = -(-num_rows // data_ranks(self.mesh.axes))
+        if self.settings.layout.compile:
+            return self._rows_at_once * number
+        size = min(self.settings.layout.rows_at_once, most)
+        return size * number if self._pipeline else max(len(self.rows_here(num_rows)), size * (number - 1) + 1)
 
     def part_of(self, rows: Rows) -> list[Rows]:
         """Return this rank's rows as micro-batches. `rows`: all rows, the same on every rank."""
@@ -196,12 +210,13 @@ class SplitModel:
 
     # --------------------------------------------------------------------------------------------------------- step
 
-    def backward(self, rows: list[Rows], scale: float) -> LossTally:
+    def backward(self, rows: list[Rows], scale: float, counts_right: bool = False) -> LossTally:
         """Compute the gradient of the sum of losses times `scale`, over all ranks.
 
-        Returns the sum of losses of each source over all ranks.
+        Returns the sum of losses of each source over all ranks. `counts_right`: with the number of targets that have
+        the largest logit.
         """
-        tally = LossTally.empty(self._num_sources, self.ranks.device)
+        tally = LossTally.empty(self._num_sources, self.ranks.device, counts_right)
         self._prepare_loss(scale, tally)
         if self._pipeline is not None:
             self._pipeline.run(concatenate_rows(rows), len(rows), self._stream)
@@ -221,9 +236,12 @@ class SplitModel:
                 total.backward()
 
     @torch.no_grad()
-    def measure(self, rows: list[Rows], num_sources: int) -> LossTally:
-        """Return the sum of losses of each source over all ranks, without computing gradients."""
-        tally = LossTally.empty(num_sources, self.ranks.device)
+    def measure(self, rows: list[Rows], num_sources: int, counts_right: bool = False) -> LossTally:
+        """Return the sum of losses of each source over all ranks, without computing gradients.
+
+        `counts_right`: with the number of targets that have the largest logit.
+        """
+        tally = LossTally.empty(num_sources, self.ranks.device, counts_right)
         self._prepare_loss(1.0, tally)
         if self._pipeline is not None:
             self._pipeline.measure(rows, self._stream)
@@ -243,7 +261,12 @@ class SplitModel:
         if self.mesh.axes["tensor"] > 1 and self.mesh.place("tensor"):
             sums.zero_()  # every rank of the tensor axis has counted the same rows
         dist.all_reduce(sums)
-        return LossTally(sums[0], sums[1])
+        if (right_S := tally.right_S) is not None:
+            # Not in the sum above: the order in which a ring adds numbers depends on the size of their tensor.
+            if self.mesh.axes["tensor"] > 1 and self.mesh.place("tensor"):
+                right_S.zero_()
+            dist.all_reduce(right_S)
+        return LossTally(sums[0], sums[1], right_S)
 
     def _prepare_loss(self, scale: float, tally: LossTally) -> None:
         for part in self.parts:

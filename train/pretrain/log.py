@@ -22,6 +22,7 @@ from train.monitor.events import (
     Spike,
     SpikeDocument,
     Started,
+    Straggler,
     Undone,
 )
 from train.monitor.guard import (
@@ -39,6 +40,8 @@ from train.monitor.log_files import MetricsLog
 from train.monitor.metrics import StepMetrics, flops_utilisation, metrics_by_source
 from train.monitor.progress import ProgressPrinter
 from train.monitor.quarantine import QUARANTINE_NAME, Exclusion
+from train.monitor.rank_figures import RankFigures, SlowRank
+from train.monitor.wandb_log import WandbLog
 from train.parallel.ranks import Ranks
 from train.pretrain.setup import TrainingSetup
 from train.pretrain.step import Learner, StepResult
@@ -62,6 +65,7 @@ class TrainingLog:
         if ranks.rank == 0:
             self._log = MetricsLog(setup.work.local, self._sources, checkpoint.step if checkpoint else 0)
             self._events = EventLog(setup.work.local)
+            self._wandb = WandbLog(setup.work.local, setup.settings) if setup.settings.train.wandb else None
             self._progress = ProgressPrinter(setup.plan.steps, setup.settings.train.log_every)
         now = setup.layout.model_dump()
         if checkpoint is None:
@@ -79,6 +83,8 @@ class TrainingLog:
         if self._log is not None:
             self._log.close()
             self._events.close()
+            if self._wandb is not None:
+                self._wandb.close()
             self._progress.close()
 
     @property
@@ -138,9 +144,22 @@ class TrainingLog:
     def write(self, record: StepMetrics) -> None:
         """Write the metrics line of a step and show its progress."""
         if self._log is not None:
-            self._log.write(record.model_copy(update={"checkpoint_stall": self._stall or None}))
+            record = record.model_copy(update={"checkpoint_stall": self._stall or None})
+            self._log.write(record)
+            if self._wandb is not None:
+                self._wandb.write(record.step, record.scalars())
             self._progress.show(record, self._mark)
         self._stall = 0.0
+
+    def report_straggler(self, window: RankFigures, slow: SlowRank) -> None:
+        """Log and print a slow rank. `window`: figures of any rank in the window of steps."""
+        self.log_events(Straggler(step=window.step, steps=window.steps, **slow._asdict()))
+        what = {"compute": "computes", "data": "waits for its rows"}[slow.cause]
+        self.print_line(
+            f"step {window.step}: rank {slow.rank} on {slow.host} {what} {slow.factor:.1f} times as long as the median "
+            f"rank; the others wait for it in about {100 * slow.share:.0f} % of each step",
+            logging.WARNING,
+        )
 
     def add_heldout_loss(self, step: int, loss: float) -> bool:
         """Record a held-out loss [nats/token]; return True if the run ends because it has stopped falling."""
@@ -233,6 +252,7 @@ def step_metrics(
         stage=stage + 1,
         loss=measured.loss,
         grad_norm=measured.grad_norm,
+        accuracy=measured.accuracy,
         tokens=total,
         tokens_per_second=total / seconds,
         losses=losses,

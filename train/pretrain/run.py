@@ -11,11 +11,15 @@ from train.checkpoint.folder import CheckpointMetadata, identify, list_checkpoin
 from train.checkpoint.save import Saver
 from train.data.batches import Prefetch
 from train.data.rows import Rows
+from train.data.stages import row_length
 from train.monitor.events import SpikeDocument, Stopped, read_events, rewound_steps
 from train.monitor.guard import GuardState, Verdict, stop_error
 from train.monitor.metrics import HeldoutMetrics, StepMetrics, finite, heldout_by_source
+from train.monitor.rank_figures import RankFigures
 from train.parallel.ranks import Ranks
+from train.parallel.traffic import bytes_sent
 from train.pretrain.log import TrainingLog, step_metrics
+from train.pretrain.rank_log import RankLog
 from train.pretrain.setup import TrainingSetup
 from train.pretrain.spikes import exclude_spike, measure_documents, skip_quarantined
 from train.pretrain.step import Feed, Learner, StepResult, StopSignals
@@ -61,6 +65,10 @@ class TrainingRun:
         self.record = stack.enter_context(TrainingLog(setup, ranks, self.batches.order.sources, rewinds))
         self._saver = stack.enter_context(closing(Saver(setup.run, setup.settings.checkpoint, ranks, setup.work)))
         self._saver.prepare(self.learner.state())
+        stage = self.learner.model.stages[0]
+        self._rank_log = stack.enter_context(
+            closing(RankLog(setup.work.local, setup.settings, ranks, stage, self.learner.stopwatch))
+        )
         self.feed = self._open_feed()
 
     def _open_feed(self) -> Feed:
@@ -115,6 +123,7 @@ class TrainingRun:
         """Start to time a step, unless the clock of the previous step is still running."""
         if self._pending is None:
             self._clock = time.perf_counter()
+            self._rank_log.begin_step()
 
     def judge(self, made: LaunchedStep) -> list[SpikeDocument]:
         """Apply the guard to a step; return the document spans in its batch after a spike, else an empty list.
@@ -150,7 +159,19 @@ class TrainingRun:
         values |= {"step_seconds": ended - self._clock, "data_seconds": self.feed.waited()}
         values |= {"skipped": made.verdict is Verdict.SKIP}
         self._clock = ended
-        return step_metrics(self.setup, self.batches, self.learner, made.measured, values)
+        record = step_metrics(self.setup, self.batches, self.learner, made.measured, values)
+        self._log_ranks(self._rank_log.add(record, made.step == self.setup.plan.steps, self._bytes_sent))
+        return record
+
+    def _bytes_sent(self) -> dict[str, int]:
+        """Return the bytes that this rank sends in a step, by kind."""
+        stage, train = self.batches.order.stage_of(max(self.step - 1, 0)), self.setup.settings.train
+        return bytes_sent(self.learner.model, stage.global_batch, row_length(train, stage.seq_len))
+
+    def _log_ranks(self, window: Sequence[RankFigures]) -> None:
+        """Log and print the slow ranks of a window, on rank 0."""
+        for slow in self._rank_log.slow_ranks(window):
+            self.record.report_straggler(window[0], slow)
 
     def settle(self) -> None:
         """Write the metrics line of the pending step, if there is one."""
@@ -183,6 +204,7 @@ class TrainingRun:
 
     def finish_saves(self) -> CheckpointMetadata | None:
         """Wait for the last save; return the newest checkpoint. Raises ContractError if the last save failed."""
+        self._log_ranks(self._rank_log.finish())
         self.record.log_saves(self._saver.wait())
         self._saver.finish()
         checkpoints = self._ranks.on_first(lambda: list_checkpoints(self.setup.run))
@@ -232,21 +254,25 @@ class TrainingRun:
         Return True if the run ends because the held-out loss has stopped falling.
         """
         line = self.line()
-        loss, heldout = self._measure_heldout()
+        loss, accuracy, heldout = self._measure_heldout()
         ends = loss is not None and self.record.add_heldout_loss(self.step, loss)
         if line is not None:
-            self.record.write(line.model_copy(update={"heldout_loss": finite(loss), "heldout": heldout}))
+            measured = {"heldout_loss": finite(loss), "heldout_accuracy": accuracy, "heldout": heldout}
+            self.record.write(line.model_copy(update=measured))
         return ends
 
-    def _measure_heldout(self) -> tuple[float | None, dict[str, HeldoutMetrics]]:
-        """Return the mean held-out loss [nats/token] and the metrics of each source.
+    def _measure_heldout(self) -> tuple[float | None, float | None, dict[str, HeldoutMetrics]]:
+        """Return the mean held-out loss [nats/token], the token accuracy, and the metrics of each source.
 
-        (None, {}) if nothing is held out.
+        (None, None, {}) if nothing is held out.
         """
         if self._heldout is None or not len(self._heldout.rows):
-            return None, {}
+            return None, None, {}
         tally = self.learner.measure(self._heldout)
         sums, counts = tally.losses_S.tolist(), tally.counts_S.tolist()
+        right = tally.right_S.tolist() if tally.right_S is not None else None
         names, bytes_of = self._heldout.sources, self.batches.bytes_per_token
         num_bytes = [count * bytes_of[name] for name, count in zip(names, counts, strict=True)]
-        return sum(sums) / max(sum(counts), 1), heldout_by_source(names, sums, counts, num_bytes)
+        number = max(sum(counts), 1)
+        accuracy = sum(right) / number if right else None
+        return sum(sums) / number, accuracy, heldout_by_source(names, sums, counts, num_bytes, right)

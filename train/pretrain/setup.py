@@ -47,6 +47,7 @@ from train.dataset_history import comparable_digest
 from train.model.fp8 import check_fp8
 from train.monitor.metrics import MANIFEST_NAME, read_train_manifest
 from train.monitor.profiler import ProfileWindow, parse_window
+from train.monitor.wandb_log import check_wandb
 from train.parallel.devices import RunDevices, peak_of_devices, unknown_peak
 from train.parallel.layout import axes_of
 from train.parallel.pipeline import check_schedule
@@ -123,6 +124,7 @@ def check_run(run: Store, overrides: Sequence[str], ranks: Ranks) -> CheckedRun:
     if settings.train.precision == "fp8":
         check_fp8(ranks.device)
     check_schedule(settings.layout)
+    check_wandb(settings.train)
     parse_window(settings.train.profile, plan.steps)
     order = open_order(run, dataset, plan)
     skip = order.skip

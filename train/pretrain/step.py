@@ -6,6 +6,7 @@ sums over all ranks one step ahead, so that no step waits for the slowest rank.
 
 import math
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property, partial
 from types import TracebackType
@@ -20,6 +21,7 @@ from train.data.batches import HeldoutRows, Prefetch
 from train.data.rows import Rows
 from train.data.stages import row_length
 from train.model.loss import LossTally
+from train.model.stopwatch import Stopwatch
 from train.monitor.guard import GuardState
 from train.optim.optimizer import clear_gradients, make_optimizer, set_step, state_tensors, update
 from train.optim.parameter import Gradients, without_torchao_wrapper
@@ -41,7 +43,8 @@ class StepResult:
 
     def __init__(self, tally: LossTally, norm: Tensor, scale: float):
         """`norm`: Euclidean norm of the gradient of the scaled loss, 0-d; `scale`: the loss scale, or 1 for none."""
-        figures = torch.cat((tally.losses_S, tally.counts_S, norm[None].to(tally.losses_S.device)))
+        right_S = tally.right_S if tally.right_S is not None else tally.counts_S[:0]
+        figures = torch.cat((tally.losses_S, tally.counts_S, norm[None].to(tally.losses_S.device), right_S))
         self._number, self._scale = len(tally.losses_S), scale
         self.norm = norm
         """Euclidean norm of the gradient with the loss scale, 0-d, on the device."""
@@ -69,12 +72,18 @@ class StepResult:
     @property
     def counts(self) -> list[float]:
         """Number of targets of each source."""
-        return self._figures[self._number : -1]
+        return self._figures[self._number : 2 * self._number]
 
     @property
     def grad_norm(self) -> float:
         """Euclidean norm of the gradient, without the loss scale."""
-        return self._figures[-1] / self._scale
+        return self._figures[2 * self._number] / self._scale
+
+    @property
+    def accuracy(self) -> float | None:
+        """Share of the targets that have the largest logit, 0 to 1; None = not counted in this step."""
+        right = self._figures[2 * self._number + 1 :]
+        return sum(right) / max(sum(self.counts), 1) if right else None
 
     @property
     def loss(self) -> float:
@@ -100,6 +109,12 @@ class Learner:
         group = {} if place is None else {"group": partial(streamed, place)}
         self.optimizer = make_optimizer(updated, plan.settings.optim, **group)
         self._streamed = [rule for rule in self.optimizer.rules if isinstance(rule, StreamedRule)]
+        self.stopwatch = Stopwatch(ranks.device)
+        """Measures the computation of this rank between its collectives."""
+        for part in self.model.parts:
+            part.loss.stopwatch = self.stopwatch
+        # The updates of the other optimizers have collectives.
+        self._times_update = plan.settings.optim.optimizer == "adamw"
         self._gradients = Gradients(self.model.parameters, self.model.mesh.axes["pipeline"], self.model.copies)
         self._updated = self._gradients if updated is self.model.parameters else Gradients(updated)
         self.loss_scale = first_loss_scale(plan.settings.optim) if plan.settings.train.precision == "fp16" else None
@@ -172,12 +187,15 @@ class Learner:
     def compute(self, step: int, rows: Rows, num_rows: int, num_targets: float) -> StepResult:
         """Compute the gradient of a step (1 = first) from `rows`, this rank's rows of a global batch of `num_rows`.
 
-        `num_targets`: targets of the global batch, by which the loss is divided.
+        `num_targets`: targets of the global batch, by which the loss is divided. The targets that have the largest
+        logit are counted in steps that print a progress line.
         """
         if self.model.compressor is not None:
             self.model.compressor.start(step)
         scale = self.loss_scale.scale if self.loss_scale else 1.0
-        tally = self.model.backward(self.model.micro_batches(rows, num_rows), scale / max(num_targets, 1))
+        counts_right = step % self.settings.train.log_every == 0 or step == self.plan.steps
+        share = scale / max(num_targets, 1)
+        tally = self.model.backward(self.model.micro_batches(rows, num_rows), share, counts_right)
         self._gradients.take()
         return StepResult(tally, self._gradients.norm(), scale)
 
@@ -194,7 +212,8 @@ class Learner:
             divisor = ((measured.norm / (scale * clip)).clamp(min=1.0) * scale).clamp(max=most).float()
         with self.model.updating():
             gradients = self._gradients.taken if self._updated is self._gradients else self._updated.take()
-            update(self.optimizer, rate, gradients, divisor, measured.found_inf)
+            with self.stopwatch.running() if self._times_update else nullcontext():
+                update(self.optimizer, rate, gradients, divisor, measured.found_inf)
         self._clear()
         # `finite` makes the host wait for the device, so it is read only where the state depends on it.
         if self.settings.layout.compress != "none" and self.model.compressor is not None and measured.finite:
@@ -216,8 +235,8 @@ class Learner:
             parameter.grad = None
 
     def measure(self, heldout: HeldoutRows) -> LossTally:
-        """Return the sum of the losses [nats] and the number of targets of held-out rows, by source."""
-        return self.model.measure(self.model.part_of(heldout.rows), len(heldout.sources))
+        """Return the losses [nats], targets and targets with the largest logit of held-out rows, summed by source."""
+        return self.model.measure(self.model.part_of(heldout.rows), len(heldout.sources), counts_right=True)
 
     def measure_groups(self, rows: Rows, groups_BT: Tensor, number: int, num_rows: int) -> LossTally:
         """Return the losses of a global batch of `num_rows` rows, summed over the positions of each group.

@@ -17,12 +17,16 @@ from train.checkpoint.folder import CHECKPOINTS, StateFile
 from train.config.train import TrainConfig
 from train.monitor.events import EVENTS_NAME
 from train.monitor.metrics import METRICS_NAME
+from train.monitor.rank_figures import RANKS_NAME
+from train.monitor.wandb_log import WANDB_NAME
 from train.remote.transfer import upload
 
 RUNS = "runs"
 """Folder of a cache folder with a folder for each run on an object store."""
 TRAIN = "train"
 PARTIAL = ".partial"
+LOGS = (METRICS_NAME, EVENTS_NAME, RANKS_NAME, WANDB_NAME)
+"""Files that a resumed run continues."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +52,7 @@ class WorkFolder:
 
     def fetch(self) -> None:
         """Copy the logs of the run to the local folder, to append to them. Call it on rank 0."""
-        for name in (METRICS_NAME, EVENTS_NAME) if self.is_apart else ():
+        for name in LOGS if self.is_apart else ():
             if self.run.exists(name):
                 self.local.write_atomic(name, self.run.read_bytes(name))
 

@@ -64,10 +64,12 @@ FULL = record(
     bytes_plain=1000,
     checkpoint_stall=0.5,
     memory=1 << 40,
+    accuracy=0.25,
     heldout_loss=2.5,
+    heldout_accuracy=0.5,
     losses={"web": 1 / 3, "code.py": 0.1},
     source_tokens={"web": 600, "code.py": 400},
-    heldout={"web": HeldoutMetrics(loss=2.0, perplexity=math.exp(2.0), bits_per_byte=0.7)},
+    heldout={"web": HeldoutMetrics(loss=2.0, perplexity=math.exp(2.0), bits_per_byte=0.7, accuracy=0.5)},
 )
 SKIPPED = record(8, loss=NAN, grad_norm=INF, skipped=True, loss_scale=65536.0, losses={"web": 1.5, "code.py": INF})
 
@@ -133,10 +135,10 @@ def test_means_by_source() -> None:
 
 def test_heldout_figures_by_hand() -> None:
     # 8 targets of ln 2 each for 4 bytes: 2 bits a byte.
-    actual = heldout_by_source(["a", "b", "c"], [8 * math.log(2), 3.0, 9.0], [8, 2, 0], [4, 0, 7])
+    actual = heldout_by_source(["a", "b", "c"], [8 * math.log(2), 3.0, 9.0], [8, 2, 0], [4, 0, 7], [6, 0, 0])
     assert actual.keys() == {"a", "b"}
-    assert tuple(dict(actual["a"]).values()) == pytest.approx((math.log(2), 2.0, 2.0), rel=1e-15)
-    assert actual["b"] == HeldoutMetrics(loss=1.5, perplexity=math.exp(1.5))
+    assert tuple(dict(actual["a"]).values()) == pytest.approx((math.log(2), 2.0, 2.0, 0.75), rel=1e-15)
+    assert actual["b"] == HeldoutMetrics(loss=1.5, perplexity=math.exp(1.5), accuracy=0.0)
     assert heldout_by_source(["a"], [800.0], [1], None)["a"] == HeldoutMetrics(loss=800.0, perplexity=None)
     assert heldout_by_source(["a"], [INF], [1], [5])["a"] == HeldoutMetrics(loss=None, perplexity=None)
 
@@ -342,10 +344,10 @@ def test_the_table(tmp_path: Path) -> None:
     table = pq.read_table(tmp_path / TABLE_NAME)
     assert table.schema.equals(metrics_schema(SOURCES), check_metadata=True)
     assert table.column_names[:4] == ["step", "stage", "loss", "grad_norm"]
-    assert table.column_names[-10:] == [
+    figures = ("loss", "perplexity", "bits_per_byte", "accuracy")
+    assert table.column_names[-12:] == [
         *("loss.web", "loss.code.py", "tokens.web", "tokens.code.py"),
-        *("heldout.web.loss", "heldout.web.perplexity", "heldout.web.bits_per_byte"),
-        *("heldout.code.py.loss", "heldout.code.py.perplexity", "heldout.code.py.bits_per_byte"),
+        *(f"heldout.{source}.{name}" for source in SOURCES for name in figures),
     ]
     assert all(field.metadata[b"description"] for field in table.schema)
     rows = table.to_pylist()
