@@ -73,6 +73,8 @@ class StepMetrics(BaseModel):
     """Largest memory allocated on rank 0's device since the line before [bytes]; None = not CUDA."""
     heldout_loss: float | None = None
     """Mean cross-entropy of all held-out targets after the update [nats/token]; None = not measured, or not finite."""
+    ema_heldout_loss: float | None = None
+    """The same loss of the moving average of the weights (`optim.ema`); None = not measured, or not finite."""
     losses: dict[str, float] = {}
     """Mean cross-entropy of each source's targets [nats/token]; absent = it had none, or it is not finite."""
     source_tokens: dict[str, int] = {}
@@ -85,7 +87,7 @@ class StepMetrics(BaseModel):
     def _finite(cls, losses: dict[str, float | None]) -> dict[str, float]:
         return {name: loss for name, loss in losses.items() if loss is not None and math.isfinite(loss)}
 
-    @field_validator("loss", "grad_norm", "heldout_loss", "mfu", mode="before")
+    @field_validator("loss", "grad_norm", "heldout_loss", "ema_heldout_loss", "mfu", mode="before")
     @classmethod
     def _number(cls, value: float | None) -> float | None:
         return finite(value)
