@@ -60,6 +60,7 @@ UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9}
 DEFAULT_SHARD = "256MB"
 OPTIONS = {
     "step": ("huggingface",),
+    "weights": ("huggingface",),
     "facts": ("huggingface",),
     "table": ("jsonl", "parquet"),
     "signals": TEXT_FORMATS,
@@ -96,6 +97,9 @@ def add_export_arguments(parser: argparse.ArgumentParser) -> None:
         "--compression", choices=[*COMPRESSIONS], help=f"jsonl: compression of the files; default {ZSTD}"
     )
     parser.add_argument("--step", type=whole, help="huggingface: step of the checkpoint; default: the last")
+    parser.add_argument(
+        "--weights", choices=("model", "ema"), help="huggingface: ema = the moving average of a run with optim.ema"
+    )
     parser.add_argument(
         "--facts", metavar="FILE", help="huggingface: answers for the model card, as for `penstock summary`"
     )
@@ -143,7 +147,8 @@ def _export_model(arguments: Arguments) -> int:
     """Export a checkpoint in a process of its own, which imports torch; return its exit code."""
     step = [] if arguments.step is None else ["--step", str(arguments.step)]
     program = [sys.executable, "-m", "train.start", "--quiet", *log_words(), "train.export.llama"]
-    command = [*program, arguments.run, "--out", arguments.out, *step]
+    weights = [] if arguments.weights is None else ["--weights", arguments.weights]
+    command = [*program, arguments.run, "--out", arguments.out, *step, *weights]
     with tempfile.TemporaryDirectory(prefix="penstock-") as folder:
         if (card := _model_card(arguments)) is not None:
             path = Path(folder) / "README.md"

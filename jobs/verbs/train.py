@@ -178,10 +178,20 @@ def add_step(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--step", type=whole, help="step of the checkpoint; default: the last")
 
 
+def add_weights(parser: argparse.ArgumentParser) -> None:
+    """Add the option for the weights of a checkpoint."""
+    parser.add_argument(
+        "--weights",
+        choices=("model", "ema"),
+        default="model",
+        help="model: those of the last update (default); ema: their moving average, of a run with optim.ema",
+    )
+
+
 def generate_command(arguments: Arguments) -> int:
     """Sample text from a checkpoint."""
     command = [arguments.run, "--prompt", arguments.prompt]
-    for name in ("tokens", "temperature", "seed"):
+    for name in ("tokens", "temperature", "seed", "weights"):
         command += [f"--{name}", str(getattr(arguments, name))]
     return in_torch("train.eval.generate", *command, *_step(arguments))
 
@@ -235,6 +245,7 @@ def evaluate_command(arguments: argparse.Namespace) -> int:
         return _harness_command(arguments)
     _check_unused(arguments, "--on", "harness_tasks", "limit")
     command = [word for run in arguments.on for word in ("--on", run)]
+    command += ["--weights", arguments.weights]
     for name in ("sequences", "step", "out"):
         if (value := getattr(arguments, name)) is not None:
             command += [f"--{name}", str(value)]
@@ -268,12 +279,12 @@ COMMANDS = {
         "train run --ranks 2 --set train.precision=bf16",
     ),
     "generate": Command(
-        (add_run, add_generate_arguments, add_step),
+        (add_run, add_generate_arguments, add_step, add_weights),
         generate_command,
         "generate run --prompt 'The function returns' --tokens 60",
     ),
     "evaluate": Command(
-        (add_run, add_evaluate_arguments),
+        (add_run, add_evaluate_arguments, add_weights),
         evaluate_command,
         "evaluate run --on other",
     ),

@@ -48,8 +48,8 @@ from train.plan.plan import (
 
 # Checkpoint metadata: the step, the identity of the run, its layout, and the size and digest of each state file.
 #
-# It is written last, so a checkpoint exists when its metadata exists. No random state is needed: masks come from a
-# counter-based hash and there is no dropout, so torch's generators are neither stored nor set.
+# It is written last, so a checkpoint exists when its metadata exists. No random state is needed: masks, also those of
+# dropout, come from a counter-based hash, so torch's generators are neither stored nor set.
 
 CHECKPOINTS = "train/checkpoints"
 METADATA_NAME = "checkpoint.json"

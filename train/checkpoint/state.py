@@ -24,7 +24,7 @@ from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadat
 from torch.distributed.checkpoint.state_dict_loader import load
 
 from schemas.config import Section
-from schemas.errors import ContractError
+from schemas.errors import ConfigError, ContractError
 from schemas.ids import digest_of
 from schemas.storage import Store
 from schemas.tokens import Dataset, open_dataset
@@ -37,12 +37,16 @@ from train.checkpoint.folder import (
     list_checkpoints,
 )
 from train.checkpoint.reader import CheckpointReader, read_plan_file
-from train.model.shape import ModelShape
+from train.model.shape import LATER_FIELDS, ModelShape
 from train.model.transformer import Transformer, build_model
 from train.parallel.ranks import Ranks
 
 State = dict[str, Tensor]
 """Tensors by name: `model.<parameter>`, and `<moment>.<parameter>` for the states of an optimizer."""
+AVERAGED = "ema"
+"""Prefix of the names of averaged weights."""
+STORED_WEIGHTS = ("model", AVERAGED)
+"""Weights of a checkpoint that a model may have: those of the last update, or with `optim.ema` their moving average."""
 DIGEST_THREADS = 8
 """Files that a rank hashes at once; a core computes SHA-256 of 1.9 GB/s, so a fast disk keeps several threads busy."""
 
@@ -269,18 +273,26 @@ def read_tokenizer(dataset: Dataset) -> bytes:
 def shape_of(checkpoint: CheckpointMetadata) -> ModelShape:
     """Return the shape of a checkpoint's model."""
     try:
-        return ModelShape.model_validate(
-            {name: _setting(checkpoint, f"shape.{name}") for name in ModelShape.model_fields}
-        )
+        settings = checkpoint.identity.settings
+        names = [name for name in ModelShape.model_fields if name not in LATER_FIELDS or f"shape.{name}" in settings]
+        return ModelShape.model_validate({name: _setting(checkpoint, f"shape.{name}") for name in names})
     except ValidationError as error:
         raise _damaged(checkpoint, "the shape of a model") from error
 
 
-def read_model(run: Store, checkpoint: CheckpointMetadata, device: torch.device) -> Transformer:
-    """Return the model of a checkpoint. Raises ContractError if its files have changed since they were written."""
+def read_model(run: Store, checkpoint: CheckpointMetadata, device: torch.device, weights: str = "model") -> Transformer:
+    """Return the model of a checkpoint. `weights`: of STORED_WEIGHTS.
+
+    Raises ContractError if its files have changed since they were written, ConfigError if it has no such weights.
+    """
+    if weights == AVERAGED and checkpoint.identity.settings.get("optim.ema") is None:
+        raise ConfigError(
+            f"--weights {weights}: expected a checkpoint with averaged weights, got {checkpoint.name} of a run without "
+            "optim.ema. Train with --set optim.ema=0.999, or remove --weights."
+        )
     causal = _setting(checkpoint, "train.objective") != "mlm"
     model = build_model(shape_of(checkpoint), causal=causal).to_empty(device=device)
-    read_state(run, checkpoint, {f"model.{name}": parameter.data for name, parameter in model.named_parameters()})
+    read_state(run, checkpoint, {f"{weights}.{name}": parameter.data for name, parameter in model.named_parameters()})
     return model
 
 

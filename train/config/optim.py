@@ -52,6 +52,8 @@ class DeclaredOptimizer:
     """Function that returns the bytes of an update's large temporary tensors.
 
     Its arguments: bytes of the largest gradient, number of elements in all matrices of the layers, settings."""
+    width_power: float | None = None
+    """With muP: the rate of a layer's matrix is divided by the relative width to this power; None = not known."""
     matrix_flops: Callable[[int, int], int] | None = None
     """Function that returns the FLOPs of a matrix's update from its shorter and its longer side.
 
@@ -84,6 +86,7 @@ OPTIMIZERS: Mapping[str, DeclaredOptimizer] = {
         state=StateBytes(matrix=8, vector=8),
         update_bytes=28,
         settings=("beta1", "beta2", "eps"),
+        width_power=1.0,  # Yang et al. 2022, arXiv 2203.03466, table 8
     ),
     "adafactor": DeclaredOptimizer(
         rule="train.optim.adam:Adafactor",
@@ -102,6 +105,9 @@ OPTIMIZERS: Mapping[str, DeclaredOptimizer] = {
         state=StateBytes(matrix=4, vector=0),
         update_bytes=32,
         settings=("momentum", "muon_precision", "muon_coefficients"),
+        # An update has the spectral norm 0.2·√max(m, n), and should have one that does not change with the width: Yang,
+        # Simon and Bernstein 2023, arXiv 2310.17813, condition 1.
+        width_power=0.5,
         others="adamw",
         workspace=_muon_workspace,
         matrix_flops=_muon_flops,
@@ -111,6 +117,7 @@ OPTIMIZERS: Mapping[str, DeclaredOptimizer] = {
         state=StateBytes(matrix=4, vector=0, row=4),
         update_bytes=40,
         settings=("momentum", "muon_precision", "muon_coefficients", "normuon_beta2"),
+        width_power=0.5,  # its updates have the Frobenius norm of Muon's
         others="adamw",
         workspace=_muon_workspace,
         matrix_flops=_muon_flops,
@@ -175,6 +182,10 @@ class OptimConfig(Section):
     z_loss: float = Field(0.0, ge=0)
     """Weight of (log Z)² added to the cross-entropy; every `plan.recipe` sets 1e-5. Sources: Chowdhery et al. 2022,
     arXiv 2204.02311, 5 (1e-4); OLMo 2, arXiv 2501.00656, section 3.2 (1e-5)."""
+    ema: float | None = Field(None, gt=0, lt=1)
+    """Decay of an exponential moving average of the weights in each update, such as 0.999; None = no average. Update t
+    uses at most (1 + t) / (10 + t). The average needs 4 bytes for each parameter, and its held-out loss is measured
+    beside that of the weights."""
     initial_loss_scale: float = Field(65536.0, ge=1, le=2**24)
     """With train.precision = fp16: initial factor of the loss. Source: Micikevicius et al. 2018, arXiv 1710.03740,
     section 3.2."""

@@ -51,6 +51,13 @@ class OwnLaw(BaseModel):
     """D of the longest run."""
     compute: float = Field(gt=0)
     """6ND of the most expensive run [FLOPs]."""
+    rate_factor: float = Field(1.0, gt=0)
+    """Factor of the learning rates that the rule of a plan gives, found by runs of the smallest model; 1 = none was
+    searched."""
+    rate: float | None = Field(None, gt=0)
+    """With parametrization = mup: the learning rate that was found; it is the same for every width."""
+    mup_base_width: int | None = Field(None, ge=1)
+    """`plan.mup_base_width` of the runs; None = the standard parametrization."""
 
     @property
     def source(self) -> str:
@@ -147,6 +154,13 @@ class PlanConfig(Section):
     """With rope_scaling = linear or llama3: the factor by which sequences become longer."""
     rope_original: int = Field(8192, ge=1)
     """With rope_scaling = llama3: the sequence length before the extension [tokens]."""
+    parametrization: Literal["standard", "mup"] = "standard"
+    """How initial weights, learning rates and factors depend on the width. mup: maximal update parametrization, under
+    which the best learning rate does not change with the width; it requires a rate that was found at some width (Yang
+    et al. 2022, arXiv 2203.03466, table 8)."""
+    mup_base_width: int = Field(256, ge=16)
+    """With parametrization = mup: the d_model at which it equals the standard parametrization; a model that is k times
+    wider has rates of matrices that are k times lower."""
     norm_eps: float = Field(1e-5, gt=0)
     """Number added to the mean square in RMSNorm."""
     value_embeddings: int = Field(0, ge=0)
@@ -177,6 +191,7 @@ class PlanConfig(Section):
         given = {name for name in rotary if getattr(self, name) != type(self).model_fields[name].default}
         budgets = [name for name in ("compute", "gpu_hours", "usd", "params") if getattr(self, name) is not None]
         ratio = type(self).model_fields["tokens_per_parameter"].default
+        base_width = type(self).model_fields["mup_base_width"].default
         laws = sum(law is not None for law in (self.law_file, self.own_law))
         problems = [
             (len(budgets) > 1, f"{' and '.join(budgets)}: expected a single budget"),
@@ -188,6 +203,14 @@ class PlanConfig(Section):
             (self.law != "own" and laws > 0, "law_file and own_law require law = own"),
             (self.law == "own" and laws == 0, "law = own requires law_file: fit a law with `penstock ladder`"),
             (laws == 2, "law_file and own_law: expected a single law"),
+            (
+                self.parametrization != "mup" and self.mup_base_width != base_width,
+                "mup_base_width requires parametrization = mup",
+            ),
+            (
+                self.parametrization == "mup" and self.positions == "relative",
+                "parametrization = mup requires positions = rope",
+            ),
             (self.positions != "rope" and bool(given), f"{', '.join(sorted(given))}: expected positions = rope"),
             (
                 self.window_pattern.count("S") > 0 and self.window is None,

@@ -71,6 +71,11 @@ class Settings(BaseModel):
             del content["train.epochs"]
         if self.train.chunks_together == 1:
             del content["train.pack_chunks"]  # checkpoints of earlier versions do not have it
+        for name in ("train.dropout", "train.attention_dropout", "train.embedding_dropout"):
+            if not content[name]:  # as in a plan of a version without dropout
+                del content[name]
+        if self.optim.ema is None:
+            del content["optim.ema"]
         return content
 
     def for_device(self, kind: str, capability: tuple[int, int] | None = None) -> "Settings":

@@ -124,6 +124,17 @@ class TrainConfig(Section):
     deterministic: bool = execution(False)
     """On a CUDA device, use only algorithms that add in a fixed order, so that the same run, also when resumed,
     computes the same bits on the same hardware and versions. On a CPU it always does."""
+    dropout: float = Field(0.0, ge=0, lt=1)
+    """Probability with which each number that attention or feed-forward adds to the residual stream is dropped in
+    training; the others are divided by the share that is kept. Source: Srivastava et al. 2014, JMLR 15. It helps where
+    tokens are repeated many times; for fewer than about four epochs 0 is usual."""
+    attention_dropout: float = Field(0.0, ge=0, lt=1)
+    """Probability with which each attention weight is dropped in training, after the softmax. The T × T scores of each
+    head are then held in memory, since no fused kernel has counter-based masks. Source: Vaswani et al. 2017, arXiv
+    1706.03762, as in their code."""
+    embedding_dropout: float = Field(0.0, ge=0, lt=1)
+    """Probability with which each number of the input embeddings is dropped in training. Source: Vaswani et al. 2017,
+    arXiv 1706.03762, section 5.4."""
     skip_file: str = execution("")
     """Path of the skip list below the run's train folder; empty = none. Not a content field: checkpoints store its
     digest."""
@@ -157,6 +168,11 @@ class TrainConfig(Section):
     None = 80 % of the disk space that is free at the start."""
     profile: str = execution("")
     """Steps FIRST-LAST, such as 10-12, that torch's profiler records on rank 0 in train/profile; empty = none."""
+
+    @property
+    def drops(self) -> bool:
+        """True if training drops any numbers."""
+        return max(self.dropout, self.attention_dropout, self.embedding_dropout) > 0
 
     def for_device(self, kind: str, capability: tuple[int, int] | None = None) -> "TrainConfig":
         """Return the section with a `precision` of "auto" replaced by the value for a device type.

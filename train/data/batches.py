@@ -7,7 +7,7 @@ read in the same way. A *piece* is a contiguous span of a stream in a row.
 import time
 from collections.abc import Callable, Mapping, Sequence, Set
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from types import TracebackType
 from typing import Any, TypeVar
@@ -78,7 +78,11 @@ class Batches:
 
     def read(self, samples: Samples) -> Rows:
         """Read the tokens of training samples, and return one row for each sample."""
-        return self._rows(samples, [f"{source}/{TRAIN}" for source in self.order.sources], self._objective)
+        rows = self._rows(samples, [f"{source}/{TRAIN}" for source in self.order.sources], self._objective)
+        if not self._config.drops:
+            return rows
+        keys = keys_of(key_of(self._config.seed, "dropout"), samples.index)
+        return replace(rows, keys_B=torch.from_numpy(keys.view(np.int64)))
 
     def close_shards(self, kept: Set[str]) -> None:
         """Close all open shards but those whose SHA-256 is in `kept`."""

@@ -30,6 +30,8 @@ class Rows:
     starts_N: Tensor | None = None
     """On a CUDA device, `document_starts` of the rows, made on the CPU: on the device, its length would require a
     synchronization."""
+    keys_B: Tensor | None = None
+    """64-bit key of each row, int64, from which its dropout masks are drawn; None = no dropout."""
 
     def __len__(self) -> int:
         return len(self.inputs_BT)
@@ -55,7 +57,10 @@ class Rows:
 
     def _apply(self, change: Callable[[Tensor], Tensor]) -> "Rows":
         documents_BT = None if self.documents_BT is None else change(self.documents_BT)
-        return Rows(change(self.inputs_BT), change(self.targets_BT), documents_BT, change(self.sources_B))
+        keys_B = None if self.keys_B is None else change(self.keys_B)
+        return Rows(
+            change(self.inputs_BT), change(self.targets_BT), documents_BT, change(self.sources_B), keys_B=keys_B
+        )
 
     def grouped(self, groups_BT: Tensor) -> "Rows":
         """Return the same rows with losses summed by the loss groups `groups_BT` (int64) instead of by source."""
@@ -70,7 +75,13 @@ class Rows:
         targets_BT = self.targets_BT[chosen]
         targets_BT[len(self) :] = IGNORED
         documents_BT = None if self.documents_BT is None else self.documents_BT[chosen]
-        return Rows(self.inputs_BT[chosen], targets_BT, documents_BT, self.sources_B[chosen])
+        keys_B = None if self.keys_B is None else self.keys_B[chosen]
+        return Rows(self.inputs_BT[chosen], targets_BT, documents_BT, self.sources_B[chosen], keys_B=keys_B)
+
+    @property
+    def draws(self) -> dict[str, Tensor]:
+        """The keys of the rows as an argument of the model, by name; empty without dropout."""
+        return {} if self.keys_B is None else {"keys_B": self.keys_B}
 
     def without_targets(self) -> "Rows":
         """Return the same rows with every target set to IGNORED."""
@@ -100,9 +111,11 @@ def document_starts(documents_BT: Tensor) -> Tensor:
 def concatenate_rows(parts: Sequence[Rows]) -> Rows:
     """Return the concatenated rows of all `parts`, in their order."""
     documents = [part.documents_BT for part in parts if part.documents_BT is not None]
+    keys = [part.keys_B for part in parts if part.keys_B is not None]
     return Rows(
         torch.cat([part.inputs_BT for part in parts]),
         torch.cat([part.targets_BT for part in parts]),
         torch.cat(documents) if documents else None,
         torch.cat([part.sources_B for part in parts]),
+        keys_B=torch.cat(keys) if keys else None,
     )

@@ -23,7 +23,7 @@ from schemas.storage import Store
 from schemas.text import format_duration, printable_json_bytes
 from schemas.tokens import Dataset, open_dataset
 from train.checkpoint.folder import CheckpointMetadata
-from train.checkpoint.state import default_device, open_checkpoint, read_model, sequence_length_of
+from train.checkpoint.state import STORED_WEIGHTS, default_device, open_checkpoint, read_model, sequence_length_of
 from train.config.train import TrainConfig
 from train.data.batches import Batches, HeldoutRows
 from train.data.heldout import (
@@ -53,6 +53,7 @@ class EvaluatedCheckpoint:
     run: Store
     dataset: Dataset
     note: CheckpointMetadata
+    weights: str = STORED_WEIGHTS[0]
 
     @property
     def seq_len(self) -> int:
@@ -72,8 +73,8 @@ class HeldoutExam:
     left_out_targets: int
 
 
-def open_candidate(name: str, step: int | None) -> EvaluatedCheckpoint:
-    """Return the checkpoint of a step in the run folder `name`; None = the last step.
+def open_candidate(name: str, step: int | None, weights: str = STORED_WEIGHTS[0]) -> EvaluatedCheckpoint:
+    """Return the checkpoint of a step in the run folder `name`; None = the last step. `weights`: of STORED_WEIGHTS.
 
     Raises ContractError if the checkpoint was trained on a dataset or with a plan other than the run's current one.
     """
@@ -85,7 +86,7 @@ def open_candidate(name: str, step: int | None) -> EvaluatedCheckpoint:
             f"got the run's dataset {dataset.digest[:12]}. Train on the run's dataset with `penstock train`, then "
             "evaluate the new checkpoint."
         )
-    return EvaluatedCheckpoint(name, run, dataset, note)
+    return EvaluatedCheckpoint(name, run, dataset, note, weights)
 
 
 def check_tokenizers(candidates: Sequence[EvaluatedCheckpoint], exams: Sequence[tuple[str, Dataset]]) -> None:
@@ -158,7 +159,7 @@ def mask_documents(heldout: HeldoutRows, hidden: Sequence[HeldoutDocument], star
 def measure_checkpoint(candidate: EvaluatedCheckpoint, exams: Sequence[HeldoutExam]) -> list[Measurement]:
     """Return the losses of a checkpoint on the held-out rows of each dataset."""
     device = default_device()
-    model = read_model(candidate.run, candidate.note, device)
+    model = read_model(candidate.run, candidate.note, device, candidate.weights)
     measurements = []
     for exam in exams:
         model.loss.tally = tally = LossTally.empty(len(exam.heldout.sources), device, counts_right=True)
@@ -194,12 +195,19 @@ def measure_checkpoint(candidate: EvaluatedCheckpoint, exams: Sequence[HeldoutEx
     return measurements
 
 
-def evaluate(names: Sequence[str], on: Sequence[str], number: int, left_out: Iterable[bytes], step: int | None) -> Any:
-    """Yield the losses of every checkpoint on every dataset.
+def evaluate(
+    names: Sequence[str],
+    on: Sequence[str],
+    number: int,
+    left_out: Iterable[bytes],
+    step: int | None,
+    weights: str = STORED_WEIGHTS[0],
+) -> Any:
+    """Yield the losses of every checkpoint on every dataset. `weights`: of STORED_WEIGHTS.
 
     Runs and datasets are checked before anything is measured; raises PenstockError if a check fails.
     """
-    candidates = [open_candidate(name, step) for name in names]
+    candidates = [open_candidate(name, step, weights) for name in names]
     datasets = [(name, open_dataset(Store(name))) for name in on]
     check_tokenizers(candidates, datasets)
     if len({(candidate.seq_len, _objective(candidate)) for candidate in candidates}) > 1:
@@ -259,6 +267,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--out", help="JSON file for the measurements")
     parser.add_argument("--step", type=int, help="step of the checkpoints; default: the last of each")
+    parser.add_argument(
+        "--weights", choices=STORED_WEIGHTS, default=STORED_WEIGHTS[0], help="those of the last update, or averaged"
+    )
     parser.add_argument("--sequences", type=int, default=SEQUENCES, help="held-out rows of each source")
     parser.add_argument("--leave-out", help="file of document ids that are left out")
     a = parser.parse_args(argv)
@@ -267,7 +278,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if a.sequences < 1:
             raise ConfigError(f"--sequences: expected at least 1, got {a.sequences}. Set --sequences to at least 1.")
         left_out, started = read_ids(a.leave_out) if a.leave_out else [], time.monotonic()
-        for measurement in evaluate(a.runs, a.on, a.sequences, left_out, a.step):
+        for measurement in evaluate(a.runs, a.on, a.sequences, left_out, a.step, a.weights):
             measurements.append(measurement)
             print(describe_measurement(measurement, time.monotonic() - started), flush=True)
         if a.out:

@@ -17,6 +17,7 @@ from schemas.logs import print_error, printable_output
 from schemas.storage import Store
 from schemas.tokens import Dataset, TokenizerContract, escape
 from train.checkpoint.state import (
+    STORED_WEIGHTS,
     default_device,
     open_checkpoint,
     read_model,
@@ -44,18 +45,30 @@ def generate(
     ConfigError for a wrong argument. Raises ContractError if there is no such checkpoint, or if it was not trained on
     next-token prediction with the dataset's tokenizer.
     """
-    if num_tokens < 0 or temperature < 0:
-        raise ConfigError(
-            f"generate: expected --tokens and --temperature >= 0, got {num_tokens} and {temperature}. Set both to at "
-            "least 0."
-        )
-    dataset, note = open_checkpoint(run, step, "causal")
-    contract = dataset.tokenizer
-    codec = open_codec(dataset)
-    ids = encode_prompt(prompt, contract, codec)
-    model = read_model(run, note, default_device())
-    ids = continue_ids(model, ids, num_tokens, sequence_length_of(note), Sampler(contract, temperature, seed))
-    return codec.decode(ids[len(contract.before) :])
+    return TextSampler(run, step).continue_text(prompt, num_tokens, temperature, seed)
+
+
+class TextSampler:
+    """A checkpoint that writes text: its model and tokenizer, read at the first text."""
+
+    def __init__(self, run: Store, step: int | None, weights: str = STORED_WEIGHTS[0]):
+        """`step`: of the checkpoint; None = the last. `weights`: of STORED_WEIGHTS."""
+        self._run, self._step, self._weights = run, step, weights
+
+    def continue_text(self, prompt: str, num_tokens: int, temperature: float = 1.0, seed: int = 0) -> str:
+        """Return the prompt and up to `num_tokens` generated tokens, as `generate` does."""
+        if num_tokens < 0 or temperature < 0:
+            raise ConfigError(
+                f"generate: expected --tokens and --temperature >= 0, got {num_tokens} and {temperature}. Set both to "
+                "at least 0."
+            )
+        dataset, note = open_checkpoint(self._run, self._step, "causal")
+        contract = dataset.tokenizer
+        codec = open_codec(dataset)
+        ids = encode_prompt(prompt, contract, codec)
+        model = read_model(self._run, note, default_device(), self._weights)
+        ids = continue_ids(model, ids, num_tokens, sequence_length_of(note), Sampler(contract, temperature, seed))
+        return codec.decode(ids[len(contract.before) :])
 
 
 def open_codec(dataset: Dataset) -> Codec:
@@ -146,9 +159,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--temperature", type=float, default=1.0, help="0 chooses the most probable token every time")
     parser.add_argument("--seed", type=int, default=0, help="seed of the sampling")
     parser.add_argument("--step", type=int, help="step of the checkpoint; default: the last")
+    parser.add_argument(
+        "--weights", choices=STORED_WEIGHTS, default=STORED_WEIGHTS[0], help="those of the last update, or averaged"
+    )
     a = parser.parse_args(argv)
     try:
-        print(generate(Store(a.run), a.prompt, a.tokens, a.temperature, a.seed, a.step))
+        print(TextSampler(Store(a.run), a.step, a.weights).continue_text(a.prompt, a.tokens, a.temperature, a.seed))
     except PenstockError as error:
         print_error(error)
         return 2

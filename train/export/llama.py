@@ -28,6 +28,7 @@ from schemas.tokens import TokenizerContract
 from schemas.versions import DATASET
 from train.checkpoint.folder import CheckpointMetadata
 from train.checkpoint.state import (
+    STORED_WEIGHTS,
     open_checkpoint,
     read_model,
     read_tokenizer,
@@ -211,6 +212,21 @@ def import_llama(folder: Path | str) -> tuple[ModelShape, dict[str, Tensor]]:
     return shape, {name: state[name] for name in _names(shape)}
 
 
+def without_scales(state: Mapping[str, Tensor], shape: ModelShape) -> tuple[dict[str, Tensor], ModelShape]:
+    """Return parameters and shape of an equal model in the standard parametrization, whose matrices hold muP's factors.
+
+    Its output matrix is its own, even if that of the model is the embedding.
+    """
+    if shape.width_multiplier == shape.query_scale == 1:
+        return {**state}, shape
+    queries = "attention.query_norm.weight" if shape.qk_norm else ("attention.query.weight", "attention.query.bias")
+    scaled = {name: value * shape.query_scale if name.endswith(queries) else value for name, value in state.items()}
+    head = state["embedding.weight" if shape.tie_embeddings else "head.weight"]
+    scaled["head.weight"] = head / shape.width_multiplier
+    plain = {"width_multiplier": 1.0, "query_scale": 1.0, "tie_embeddings": False}
+    return scaled, shape.model_copy(update=plain)
+
+
 def _beyond_llama(shape: ModelShape) -> Iterator[tuple[bool, str]]:
     yield shape.positions != "rope", f"positions = {shape.positions}"
     yield shape.activation != "swiglu", f"activation = {shape.activation}"
@@ -219,6 +235,7 @@ def _beyond_llama(shape: ModelShape) -> Iterator[tuple[bool, str]]:
     yield shape.residual_mixing, "residual_mixing = true"
     yield shape.window is not None, f"window_pattern = {shape.window_pattern}"
     yield shape.logit_softcap is not None, f"logit_softcap = {shape.logit_softcap}"
+    yield max(shape.width_multiplier, shape.query_scale) != 1, "factors of muP"
 
 
 def _names(shape: ModelShape) -> dict[str, str]:
@@ -418,20 +435,22 @@ def _read_shape(config: dict[str, Any], where: str) -> ModelShape:
 
 
 def export_checkpoint(
-    run: Store, folder: Path, step: int | None = None, card: bytes | None = None
+    run: Store, folder: Path, step: int | None = None, card: bytes | None = None, weights: str = STORED_WEIGHTS[0]
 ) -> CheckpointMetadata:
     """Write the model and tokenizer of a checkpoint to a new folder; return the checkpoint metadata.
 
     `step`: step of the checkpoint; None = the last. `card`: the model card; None = without one.
+    `weights`: of STORED_WEIGHTS.
 
     Raises ConfigError if Llama does not support the model or the folder is not empty, ContractError if files are
     damaged.
     """
     dataset, note = open_checkpoint(run, step, "causal", "span")
     tokenizer = TokenizerFile(dataset.tokenizer, read_tokenizer(dataset))
-    model = read_model(run, note, torch.device("cpu"))
+    model = read_model(run, note, torch.device("cpu"), weights)
     state = {name: parameter.detach() for name, parameter in model.named_parameters()}
-    export_llama(state, model.shape, sequence_length_of(note), tokenizer, folder)
+    state, shape = without_scales(state, model.shape)
+    export_llama(state, shape, sequence_length_of(note), tokenizer, folder)
     if card is not None:
         Store(str(folder)).write_atomic(CARD, card)
     return note
@@ -445,21 +464,28 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", required=True, help="new folder to write")
     parser.add_argument("--step", type=int, help="step of the checkpoint; default: the last")
     parser.add_argument("--card", help="file with the model card")
+    parser.add_argument(
+        "--weights", choices=STORED_WEIGHTS, default=STORED_WEIGHTS[0], help="those of the last update, or averaged"
+    )
     arguments = parser.parse_args(argv)
     card = None if arguments.card is None else Path(arguments.card).read_bytes()
     try:
-        note = export_checkpoint(Store(arguments.run), Path(arguments.out), arguments.step, card)
+        note = export_checkpoint(Store(arguments.run), Path(arguments.out), arguments.step, card, arguments.weights)
     except PenstockError as error:
         print_error(error)
         return 2
-    _leave_receipt(arguments.run, arguments.out, arguments.step, note)
+    _leave_receipt(arguments, note)
     print(f"{arguments.out}: the model of {note.name} and its tokenizer")
     return 0
 
 
-def _leave_receipt(run: str, out: str, step: int | None, note: CheckpointMetadata) -> None:
+def _leave_receipt(arguments: argparse.Namespace, note: CheckpointMetadata) -> None:
     """Write the receipt of an export into its run; a run that cannot be written has a warning instead."""
-    options, read = {"format": MODEL, "step": step}, {DATASET: note.identity.dataset}
+    run, out = arguments.run, arguments.out
+    options: dict[str, Any] = {"format": MODEL, "step": arguments.step}
+    if arguments.weights != STORED_WEIGHTS[0]:
+        options["weights"] = arguments.weights
+    read = {DATASET: note.identity.dataset}
     try:
         write_receipt(Store(run), Store(out), options, read, checkpoint=note.name, counts={"steps": note.step})
     except (OSError, ContractError) as error:

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
 from train.model.cpu_attention import MAX_TILE_QUERIES, attend_in_tiles
+from train.model.dropout import ATTENTION_WEIGHTS, RowDraws, derived_keys, kept, scale_kept
 from train.model.flash_attention import KERNEL_DTYPES, attend_varlen
 from train.model.shape import ModelShape
 
@@ -137,6 +138,12 @@ class AttentionMask:
     matrix, or blocks of FlexAttention, contain this limit already."""
     distances_LD: Tensor | None = None
     """Sinusoids of the distances from T - 1 down to -1 (`causal`) or -T, float32; None without relative positions."""
+    draws: RowDraws | None = None
+    """What the dropout masks of the rows are drawn from; None = no dropout, as in evaluation."""
+
+    def of_layer(self, layer: int) -> "AttentionMask":
+        """Return the mask for one layer, by its number in the whole model: only the draws of dropout differ."""
+        return self if self.draws is None else replace(self, draws=self.draws.of_layer(layer))
 
 
 AttentionFunction = Callable[[Tensor, Tensor, Tensor, AttentionMask], Tensor]
@@ -158,6 +165,42 @@ def attend(q_BHTK: Tensor, k_BGTK: Tensor, v_BGTK: Tensor, mask: AttentionMask) 
     return F.scaled_dot_product_attention(
         q_BHTK, k_BGTK, v_BGTK, attn_mask=mask_B1TT, is_causal=mask_B1TT is None and mask.causal, enable_gqa=grouped
     )
+
+
+# Attention with dropout. No fused kernel computes a mask that is given as a hash: torch's own draw from a generator,
+# whose numbers depend on the layout, and FlexAttention changes scores before the softmax only, which would renormalize
+# the weights that are kept. So the scores of each head are held in memory, and documents are masked by a matrix.
+
+
+@dataclass(frozen=True)
+class DroppedAttention:
+    """An attention function that drops a share of the attention weights while a model is trained."""
+
+    rate: float
+    """Probability that a weight is dropped."""
+    part: int
+    """Index of this rank's heads among the ranks that share the heads of a layer."""
+
+    def __call__(self, q_BHTK: Tensor, k_BGTK: Tensor, v_BGTK: Tensor, mask: AttentionMask) -> Tensor:
+        """Return scaled dot-product attention, (B, H, T, K), with dropout if the mask has draws."""
+        if mask.draws is None:
+            return attend(q_BHTK, k_BGTK, v_BGTK, mask)
+        num_heads, length, width = q_BHTK.shape[1:]
+        times = num_heads // k_BGTK.shape[1]
+        k_BHTK, v_BHTK = k_BGTK.repeat_interleave(times, 1), v_BGTK.repeat_interleave(times, 1)
+        everywhere_T = mask.draws.counters_N[: k_BHTK.shape[2]]
+        # The queries are all positions, or with context_by = keys those of this rank.
+        positions_T = everywhere_T if length == len(everywhere_T) else mask.positions_T
+        wide = torch.promote_types(q_BHTK.dtype, torch.float32)
+        scores_BHTT = (q_BHTK @ k_BHTK.mT).to(wide) / math.sqrt(width)
+        if mask.mask_B1TT is not None:
+            scores_BHTT = scores_BHTT + mask.mask_B1TT
+        elif mask.causal:
+            scores_BHTT = scores_BHTT.masked_fill(everywhere_T > positions_T[:, None], -math.inf)
+        heads_H = mask.draws.counters_N[:num_heads] + self.part * num_heads
+        keys_BHT = derived_keys(derived_keys(mask.draws.keys_of(ATTENTION_WEIGHTS), heads_H), positions_T)
+        weights_BHTT = scale_kept(scores_BHTT.softmax(-1), kept(keys_BHT, everywhere_T, self.rate), self.rate)
+        return weights_BHTT.type_as(v_BHTK) @ v_BHTK
 
 
 def additive_mask(mask: AttentionMask, x_BTD: Tensor) -> AttentionMask:
@@ -194,7 +237,7 @@ class Attention(nn.Module):
 
     def __init__(self, shape: ModelShape):
         super().__init__()
-        self.head_dim = shape.head_dim
+        self.head_dim, self.query_scale = shape.head_dim, shape.query_scale
         query_width, key_width = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
         self.query = nn.Linear(shape.d_model, query_width, bias=shape.bias)
         self.key = nn.Linear(shape.d_model, key_width, bias=shape.bias)
@@ -221,6 +264,8 @@ class Attention(nn.Module):
                 self.query_norm(q_BTHK).type_as(v_BTGK),
                 self.key_norm(k_BTGK).type_as(v_BTGK),
             )
+        if self.query_scale != 1:
+            q_BTHK = q_BTHK * self.query_scale
         if mask.rotation is not None:
             q_BTHK, k_BTGK = rotate(q_BTHK, mask.rotation), rotate(k_BTGK, mask.rotation)
         q_BHTK, k_BGTK, v_BGTK = q_BTHK.transpose(1, 2), k_BTGK.transpose(1, 2), v_BTGK.transpose(1, 2)

@@ -26,7 +26,10 @@ COPIED_FIELDS = (
     "logit_softcap",
 )
 """Fields that a plan copies from its settings unchanged."""
-LATER_FIELDS = ("value_embeddings", "residual_mixing", "window_pattern", "window", "logit_softcap")
+LATER_FIELDS = (
+    *("value_embeddings", "residual_mixing", "window_pattern", "window", "logit_softcap"),
+    *("width_multiplier", "query_scale"),
+)
 """Fields that older plans and checkpoints do not have. A default is not stored, so their digests are unchanged."""
 MAX_LAYERS = 160
 TIED_SHARE = 0.2
@@ -93,6 +96,12 @@ class ModelShape(BaseModel):
     """Number of latest positions, its own included, that a query of a layer S attends to; None = no such layer."""
     logit_softcap: float | None = Field(default=None, gt=0)
     """Bound of the logits z, which become cap · tanh(z / cap); None = no bound."""
+
+    width_multiplier: float = 1.0
+    """With plan.parametrization = mup: d_model / plan.mup_base_width; 1 is the standard parametrization."""
+    query_scale: float = 1.0
+    """With plan.parametrization = mup: factor of the queries. It makes the scale of attention scores proportional to
+    1 / head_dim in place of its square root."""
 
     @model_serializer(mode="wrap")
     def _stored(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
@@ -274,6 +283,17 @@ def _heads_fit(d_model: int, plan: PlanConfig) -> bool:
     return not rest and heads % (plan.num_kv_heads or (8 if heads >= 32 else 4 if heads >= 16 else 2)) == 0
 
 
+def _mup_scales(d_model: int, head_dim: int, plan: PlanConfig) -> dict[str, Any]:
+    """Return `width_multiplier` and `query_scale` of a shape; none for the standard parametrization."""
+    if plan.parametrization != "mup":
+        return {}
+    base = plan.mup_base_width
+    heads = plan.num_heads and base / plan.num_heads
+    # At the base width, the scores have their usual scale.
+    at_base = plan.head_dim or heads or _head_dim(base)
+    return {"width_multiplier": d_model / base, "query_scale": math.sqrt(at_base / head_dim)}
+
+
 def _shape(vocab_size: int, num_layers: int, d_model: int, plan: PlanConfig, tied: bool, grouped: bool) -> ModelShape:
     num_heads = plan.num_heads or max(1, d_model // (plan.head_dim or _head_dim(d_model)))
     # Grouped: a quarter of the heads, at most eight and, if possible, at least two, which a tensor axis can split.
@@ -309,5 +329,6 @@ def _shape(vocab_size: int, num_layers: int, d_model: int, plan: PlanConfig, tie
         head_dim=plan.head_dim or d_model // num_heads,
         d_ffw=plan.d_ffw or ffw,
         tie_embeddings=tied,
+        **_mup_scales(d_model, plan.head_dim or d_model // num_heads, plan),
         **{name: getattr(plan, name) for name in COPIED_FIELDS},
     )

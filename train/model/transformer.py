@@ -20,10 +20,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
+from train.config.train import TrainConfig
 from train.model.attention import (
     MAX_KERNELS,
     Attention,
     AttentionMask,
+    DroppedAttention,
     RowDocuments,
     additive_mask,
     compute_dtype,
@@ -34,6 +36,14 @@ from train.model.attention import (
     uses_blocks,
 )
 from train.model.draw import BY_POSITION, BY_TENSOR, normal_part
+from train.model.dropout import (
+    ATTENTION_OUTPUT,
+    BEFORE_LAYERS,
+    EMBEDDING,
+    FEED_FORWARD_OUTPUT,
+    RowDraws,
+    drop_channels,
+)
 from train.model.flash_attention import uses_flash_attention
 from train.model.loss import HeadLoss, capped
 from train.model.shape import ModelShape
@@ -111,6 +121,7 @@ class Block(nn.Module):
         self.recompute = recompute
         self.mix_stream = ChannelGain(shape.d_model) if shape.residual_mixing else None
         self.mix_first = ChannelGain(shape.d_model) if shape.residual_mixing else None
+        self.dropout = 0.0
         self.attention_norm = nn.RMSNorm(shape.d_model, eps=shape.norm_eps)
         self.attention = Attention(shape)
         self.ffn_norm = nn.RMSNorm(shape.d_model, eps=shape.norm_eps)
@@ -139,8 +150,10 @@ class Block(nn.Module):
     def _layer(self, x_BTD: Tensor, mask: AttentionMask, first_BTD: Tensor | None, added_BTC: Tensor | None) -> Tensor:
         if self.mix_stream is not None and self.mix_first is not None:
             x_BTD = self.mix_stream(x_BTD) + self.mix_first(first_BTD)
-        x_BTD = x_BTD + self.attention(self.attention_norm(x_BTD), mask, added_BTC)
-        x_BTD = x_BTD + self.ffn(self.ffn_norm(x_BTD))
+        y_BTD = self.attention(self.attention_norm(x_BTD), mask, added_BTC)
+        x_BTD = x_BTD + drop_channels(y_BTD, self.dropout, mask.draws, ATTENTION_OUTPUT)
+        y_BTD = self.ffn(self.ffn_norm(x_BTD))
+        x_BTD = x_BTD + drop_channels(y_BTD, self.dropout, mask.draws, FEED_FORWARD_OUTPUT)
         return x_BTD
 
 
@@ -187,6 +200,8 @@ class Transformer(nn.Module):
             self.head = nn.Linear(shape.d_model, shape.vocab_size, bias=False)
         self.attention_mask: MaskFunction = self.mask_of_rows
         self.loss = HeadLoss(softcap=shape.logit_softcap)
+        self.stream_positions: Callable[[Tensor], Tensor] = lambda positions_T: positions_T
+        self.embedding_dropout, self.holds_scores, self.row_parts = 0.0, False, 1  # set by `enable_dropout`
         self._compiled = False
 
     def compile_layers(self) -> None:
@@ -206,25 +221,32 @@ class Transformer(nn.Module):
         sources_B: Tensor | None = None,
         starts_N: Tensor | None = None,
         ids_BT: Tensor | None = None,
+        keys_B: Tensor | None = None,
     ) -> Tensor:
         """Return the residual stream, the loss or the logits of this part of the model.
 
         `x`: ids (B, T), or the residual stream (B, T, D) if other layers come before. If other layers follow, the
         result is the residual stream (B, T, D). Otherwise, with targets, the result is the total loss, 0-d. Without
         targets it is the float32 logits (B, T, V) of the next token, or with mlm of the token at the position.
-        `ids_BT`: the ids, where `x` is the stream and a layer of this part has value embeddings.
+        `ids_BT`: the ids, where `x` is the stream and a layer of this part has value embeddings. `keys_B`: key of each
+        row, from which dropout is drawn; None = no dropout.
         """
         x_BTD: Tensor = x if self.embedding is None else self.embedding(x)
         documents = None if documents_BT is None else RowDocuments(documents_BT, starts_N, compute_dtype(x_BTD))
-        masks = self._masks(x.shape[1], documents, x_BTD)
+        masks = self._with_draws(self._masks(x.shape[1], documents, x_BTD), keys_B, x.shape[1])
+        if self.embedding is not None and self.embedding_dropout:
+            draws = next(iter(masks.values())).of_layer(BEFORE_LAYERS).draws
+            x_BTD = drop_channels(x_BTD, self.embedding_dropout, draws, EMBEDDING)
         first_BTD = F.rms_norm(x_BTD, x_BTD.shape[-1:]) if self.shape.residual_mixing else None
         ids_BT = x if self.embedding is not None else ids_BT
         for number, block in self.blocks.items():
-            mask = masks[self.shape.window_of(int(number))]
+            mask = masks[self.shape.window_of(int(number))].of_layer(int(number))
             x_BTD = self._run_layer(block, x_BTD, mask, first_BTD, self._values_of(number, ids_BT))
         if self.norm is None:
             return x_BTD
         x_BTD = self.norm(x_BTD)
+        if self.shape.width_multiplier != 1:
+            x_BTD = x_BTD / self.shape.width_multiplier  # the factor of the logits of muP
         weight_VD = self.embedding.weight if self.head is None else self.head.weight  # type: ignore[union-attr]
         if targets_BT is None:
             return capped(F.linear(x_BTD, weight_VD).float(), self.loss.softcap)  # type: ignore[arg-type]
@@ -237,6 +259,19 @@ class Transformer(nn.Module):
         return {
             window: additive_mask(self.attention_mask(num_positions, documents, x_BTD.device, window), x_BTD)
             for window in dict.fromkeys(self.shape.window_of(int(number)) for number in self.blocks)
+        }
+
+    def _with_draws(
+        self, masks: dict[int | None, AttentionMask], keys_B: Tensor | None, num_positions: int
+    ) -> dict[int | None, AttentionMask]:
+        """Return the masks with the draws of dropout; without keys, the masks as they are."""
+        if keys_B is None:
+            return masks
+        number = max(self.shape.d_model, self.shape.num_heads, num_positions * self.row_parts)
+        counters_N = torch.arange(number, device=keys_B.device)
+        return {
+            window: replace(mask, draws=RowDraws(keys_B, self.stream_positions(mask.positions_T), counters_N))
+            for window, mask in masks.items()
         }
 
     def _values_of(self, layer: str, ids_BT: Tensor | None) -> Tensor | None:
@@ -273,9 +308,11 @@ class Transformer(nn.Module):
         positions_T = torch.arange(num_positions, device=device)
         window = window if window is not None and window < num_positions else None
         if documents is None:
-            if device.type == "cpu":  # the tiles of a CPU need no matrix
+            if device.type == "cpu" and not self.holds_scores:  # the tiles of a CPU need no matrix
                 return replace(self.mask_of_positions(positions_T, None), window=window)
             return self.mask_of_positions(positions_T, None, window)
+        if self.holds_scores:
+            return self.mask_of_positions(positions_T, documents.numbers_BT, window)
         if documents.starts_N is not None and uses_flash_attention(device, self.shape, documents.dtype):
             # The number of documents differs between batches, and must not become a constant of the compiled layers.
             torch._dynamo.maybe_mark_dynamic(documents.starts_N, 0)
@@ -351,14 +388,31 @@ def initial_deviation(name: str, size: torch.Size, shape: ModelShape) -> float |
     """Return the standard deviation of a parameter's initial values, or the constant that they all are.
 
     Gains are 1, but for token embeddings in residual mixing 0; biases are 0. Matrices are normal with deviation
-    sqrt(2 / 5D). Matrices that write into the residual stream are divided by sqrt(2 * layers).
-    Sources: Nguyen 2019, 1910.05895, 2.2 (small init); Radford 2019 (GPT-2), 2.3.
+    sqrt(2 / 5D). Matrices that write into the residual stream are divided by sqrt(2 * layers). With muP, matrices
+    outside the layers have the deviation of the base width.
+    Sources: Nguyen 2019, 1910.05895, 2.2 (small init); Radford 2019 (GPT-2), 2.3; Yang 2022, 2203.03466, table 8.
     """
     if name.endswith(("bias", "mix_first.weight")):
         return Constant(0.0)
     if len(size) == 1:
         return Constant(1.0)
-    deviation = math.sqrt(2 / (5 * shape.d_model))
+    width = shape.d_model if name.startswith("blocks.") else shape.d_model / shape.width_multiplier
+    deviation = math.sqrt(2 / (5 * width))
     if name.endswith(("attention.out.weight", "ffn.down.weight")):
         deviation /= math.sqrt(2 * shape.num_layers)
     return deviation
+
+
+def enable_dropout(model: Transformer, train: TrainConfig, part: int = 0, row_parts: int = 1) -> None:
+    """Enable the dropout of `[train]` in a model, for rows that have keys.
+
+    `part`: index of this rank's heads among the ranks that share the heads of a layer. `row_parts`: number of ranks
+    over which the positions of a row are split.
+    """
+    model.row_parts = row_parts
+    model.embedding_dropout = train.embedding_dropout
+    model.holds_scores = train.attention_dropout > 0
+    for block in model.layers:
+        block.dropout = train.dropout
+        if train.attention_dropout:
+            block.attention.core = DroppedAttention(train.attention_dropout, part)

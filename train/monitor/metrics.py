@@ -80,6 +80,8 @@ class StepMetrics(BaseModel):
     """Mean cross-entropy of all held-out targets after the update [nats/token]; None = not measured, or not finite."""
     heldout_accuracy: float | None = None
     """Token accuracy of all held-out targets after the update, 0 to 1; None = not measured."""
+    ema_heldout_loss: float | None = None
+    """The same loss of the moving average of the weights (`optim.ema`); None = not measured, or not finite."""
     losses: dict[str, float] = {}
     """Mean cross-entropy of each source's targets [nats/token]; absent = it had none, or it is not finite."""
     source_tokens: dict[str, int] = {}
@@ -92,7 +94,7 @@ class StepMetrics(BaseModel):
     def _finite(cls, losses: dict[str, float | None]) -> dict[str, float]:
         return {name: loss for name, loss in losses.items() if loss is not None and math.isfinite(loss)}
 
-    @field_validator("loss", "grad_norm", "heldout_loss", "mfu", mode="before")
+    @field_validator("loss", "grad_norm", "heldout_loss", "ema_heldout_loss", "mfu", mode="before")
     @classmethod
     def _number(cls, value: float | None) -> float | None:
         return finite(value)

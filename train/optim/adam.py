@@ -102,8 +102,9 @@ class AdamW:
 
     def update(self, inputs: UpdateInputs) -> None:
         """Update the parameters and their optimizer state once."""
-        for decay in dict.fromkeys(member.weight_decay for member in self.members):
-            members = [m for m in self.members if m.weight_decay == decay and m.values.numel()]
+        for decay, factor in dict.fromkeys((m.weight_decay, m.rate_multiplier) for m in self.members):
+            alike = [m for m in self.members if (m.weight_decay, m.rate_multiplier) == (decay, factor)]
+            members = [m for m in alike if m.values.numel()]
             if not members:
                 continue
             torch._fused_adamw_(
@@ -113,10 +114,10 @@ class AdamW:
                 [m.held("exp_avg_sq") for m in members],
                 [],
                 [inputs.count] * len(members),  # the kernel only reads it, so the same tensor serves all
-                lr=inputs.rate,
+                lr=inputs.rate * factor,
                 beta1=self.beta1,
                 beta2=self.beta2,
-                weight_decay=decay,
+                weight_decay=decay / factor,
                 eps=self.eps,
                 amsgrad=False,
                 maximize=False,

@@ -194,7 +194,7 @@ class Muon:
         for exchange in self.exchanges:
             members, pieces = exchange.members, self.directions(exchange, inputs)
             # The memory of the shards receives the decayed weights minus the update.
-            torch._foreach_mul_(pieces, -inputs.rate)
+            torch._foreach_mul_(pieces, [-inputs.rate * m.rate_multiplier for m in members])
             for decay in dict.fromkeys(member.weight_decay for member in members):
                 alike = [(p, m.values) for p, m in zip(pieces, members, strict=True) if m.weight_decay == decay]
                 torch._foreach_add_([p for p, _ in alike], [v for _, v in alike], alpha=1 - inputs.rate * decay)

@@ -11,10 +11,13 @@ from torch import Tensor, nn
 
 from schemas.errors import ContractError
 from train.config.optim import OPTIMIZERS, DeclaredOptimizer, OptimConfig
+from train.optim.average import allocate_averages, update_averages
 from train.optim.parameter import Gradients, ShardedParameter, UpdateInputs, local_tensor, region_of
 
 EMBEDDING_NAMES = ("embedding.", "value_embeddings.")
 """Beginnings of the names of the parameters that `decay_embeddings` is for."""
+LAYERS_PREFIX = "blocks."
+"""Beginning of the names of the parameters of layers."""
 
 
 class UpdateRule(Protocol):
@@ -33,6 +36,8 @@ class Optimizer:
     """Update rules, which together cover all parameters of this rank, and the number of updates made."""
 
     rules: list[UpdateRule]
+    ema: float | None = None
+    """Decay of the moving average of the weights; None = no average."""
     count: Tensor = field(init=False)
     """Number of updates made, 0-d float32 on the parameters' device; a skipped update does not count."""
 
@@ -59,12 +64,13 @@ def make_optimizer(
     parameters: Mapping[str, nn.Parameter],
     config: OptimConfig,
     group: GroupRules = lambda members, make: make(members),
+    width_multiplier: float = 1.0,
 ) -> Optimizer:
     """Return the optimizer of these parameters, with its state allocated. `group`: by default one rule for all.
 
     Parameters, by name, are plain tensors or DTensors on any meshes. Ranks with shards of the same parameters must pass
     the parameters in the same order. Weight decay applies to matrices, but to the embedding only with
-    `decay_embeddings`.
+    `decay_embeddings`. `width_multiplier`: that of the model's shape, 1 without muP.
     """
     members = [ShardedParameter(name, parameter, region_of(name, parameter)) for name, parameter in parameters.items()]
     for member in members:
@@ -72,13 +78,23 @@ def make_optimizer(
             member.weight_decay = config.weight_decay
     config = config.for_device(next((member.parameter.device.type for member in members), "cpu"))
     declared = OPTIMIZERS[config.optimizer]
+    for member in members:
+        if member.is_matrix and member.name.startswith(LAYERS_PREFIX):
+            member.rate_multiplier = width_multiplier ** -(declared.width_power or 0.0)
     if declared.others is None:
-        return Optimizer([group(members, partial(_update_rule, declared, config))])
-    of_layers = [m for m in members if m.name.startswith("blocks.") and m.is_matrix]
+        return _with_averages(Optimizer([group(members, partial(_update_rule, declared, config))], config.ema))
+    of_layers = [m for m in members if m.name.startswith(LAYERS_PREFIX) and m.is_matrix]
     names = {m.name for m in of_layers}
     others = [m for m in members if m.name not in names]
     pairs = ((declared, of_layers), (declared.of_others, others))
-    return Optimizer([group(own, partial(_update_rule, each, config)) for each, own in pairs])
+    rules = [group(own, partial(_update_rule, each, config)) for each, own in pairs]
+    return _with_averages(Optimizer(rules, config.ema))
+
+
+def _with_averages(optimizer: Optimizer) -> Optimizer:
+    if optimizer.ema is not None:
+        allocate_averages(optimizer.members)
+    return optimizer
 
 
 def _update_rule(declared: DeclaredOptimizer, config: OptimConfig, members: Sequence[ShardedParameter]) -> UpdateRule:
@@ -131,6 +147,8 @@ def update(
     inputs = UpdateInputs(gradients, rate, optimizer.count, grad_scale, skipped)
     for rule in optimizer.rules:
         rule.update(inputs)
+    if optimizer.ema is not None:
+        update_averages(optimizer.members, inputs, optimizer.ema)
     clear_gradients(optimizer)
 
 

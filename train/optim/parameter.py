@@ -122,6 +122,9 @@ class ShardedParameter:
     region: Region
     """The region of the parameter that this rank holds."""
     weight_decay: float = 0.0
+    rate_multiplier: float = 1.0
+    """Factor of the learning rate. Weight decay per update is rate · weight_decay, without this factor: with it, wide
+    models would hardly decay (Wang and Aitchison 2024, arXiv 2405.13698)."""
     state: dict[str, Tensor] = field(default_factory=dict)
     """Optimizer state of the parameter, allocated by the update rule at construction."""
     _locals: dict[str, Tensor] = field(default_factory=dict, init=False, repr=False)

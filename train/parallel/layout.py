@@ -118,6 +118,11 @@ def layout_problems(
             f"plan.residual_mixing: expected false with pipeline = {layout.pipeline}, got true: every layer reads the "
             "token embeddings, which only the first stage has. Set plan.residual_mixing = false or layout.pipeline = 1."
         )
+    if settings.train.attention_dropout and shape.positions == "relative":
+        yield (
+            "train.attention_dropout: expected plan.positions = rope, got relative, whose attention is not split into "
+            "weights and values. Remove train.attention_dropout."
+        )
     if shape.positions == "relative" and max(layout.context, layout.tensor) > 1:
         yield (
             f"plan.positions: expected rope with context = {layout.context}, tensor = {layout.tensor}, got relative, "

@@ -77,6 +77,11 @@ class LayerMemory:
         if shape.positions == "relative":
             # Float32 and scaled copies of q for both products, and copies of keys and values shared by several heads.
             per_token += (12 - width) * q + 2 * width * (q - kv) + self._scores_per_token()
+        if self.settings.train.dropout:
+            per_token += 2 * shape.d_model // layout.tensor  # a boolean for each element of both additions
+        if self.settings.train.attention_dropout:
+            # The weights after the softmax and after dropout, the mask, and copies of keys and values for each head.
+            per_token += self._scores_per_token() * (5 + width) // 4 // layout.tensor + 2 * width * (q - kv)
         weights = width * matrix_params_of_layer(shape) if self.autocast else 0
         return self.tokens * per_token + self._mask() + weights
 
@@ -96,6 +101,8 @@ class LayerMemory:
         products = self.width * (2 * shape.d_model + inner // tensor) + 4 * shape.num_heads // tensor
         if shape.positions == "relative":
             products += 2 * self._scores_per_token()
+        if self.settings.train.attention_dropout:
+            products += self._scores_per_token() // tensor
         return self.stream_bytes() + self.tokens * products
 
     def temporary(self) -> int:
@@ -128,7 +135,7 @@ class LayerMemory:
         """Return the number of elements of this rank's attention mask; 0 if attention needs no mask matrix."""
         layout, train = self.settings.layout, self.settings.train
         by_keys = layout.context > 1 and layout.context_by == "keys"
-        relative = self.shape.positions == "relative"
+        relative = self.shape.positions == "relative" or train.attention_dropout > 0
         whole = layout.context if layout.context > 1 and not by_keys else 1
         if train.document_mask and (by_keys or relative):
             return self.tokens * whole * self.seq_len
@@ -262,6 +269,8 @@ class RankMemory:
         whole += outer.side * vocabularies * (shape.vocab_size + d)
         whole += outer.side * self.num_tables * (shape.vocab_size + kv)
         sharded = inner.matrix * matrices + outer.matrix * numbers + outer.vector * vectors
+        if self.settings.optim.ema is not None:
+            sharded += 4 * self.params
         # Beside states by row and column only vectors are sharded, in whole numbers of 4 bytes.
         return whole + sharded // over // 4 * 4 if whole else sharded // over
 
@@ -388,7 +397,7 @@ FSDP = "Zhao et al. 2023 (FSDP), arXiv 2304.11277, section 3.3"
 KORTHIKANTI = "Korthikanti et al. 2022, arXiv 2205.05198, section 4.1"
 SOURCES = {
     "weights": ("4·N, of zero2 and zero3 / (shard · context)", ZERO),
-    "states": ("4 to 8·N by optimizer, of ddp whole, else / ranks that share them", ZERO),
+    "states": ("4 to 8·N by optimizer, 4·N more with optim.ema, of ddp whole, else / ranks that share them", ZERO),
     "gradients": ("4·N, of zero2 and zero3 / (shard · context); whole while micro-batches add up", ZERO),
     "gathered": ("weights of the outermost part and of one layer, or of all, and what one more is gathered in", FSDP),
     "unreduced": ("gradients of one layer or of the outermost part, and what they are reduced from", FSDP),

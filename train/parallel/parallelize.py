@@ -20,7 +20,7 @@ from train.model.flash_attention import activate_flash_attention
 from train.model.fp8 import compute_scales, enable_fp8
 from train.model.loss import HeadLoss, LossTally
 from train.model.shape import LOGIT_TILE, ModelShape
-from train.model.transformer import LayerSpan, Recompute, Transformer, build_model, initial_weight
+from train.model.transformer import LayerSpan, Recompute, Transformer, build_model, enable_dropout, initial_weight
 from train.optim.parameter import local_tensor, region_of
 from train.parallel.compression import Compressor, compress_ddp, compress_fsdp, method_of
 from train.parallel.data_parallel import NUMBER_FORMATS, ShardedStates, shard, sharded_modules
@@ -102,6 +102,8 @@ class SplitModel:
             multiple=LOGIT_TILE if kind == "cuda" else 1,
             softcap=self.shape.logit_softcap,
         )
+        if train.drops:
+            enable_dropout(model, train, self._part_of_heads(), layout.context * layout.tensor)
         if layout.context > 1:
             apply_context_parallel(model, self.mesh.group("context"), layout.context_by)
         if layout.tensor > 1:
@@ -113,6 +115,12 @@ class SplitModel:
         if self._sharded:
             shard(model, self.mesh, layout, train.precision)
         return model.to_empty(device="cpu" if layout.offloads_parameters else self.ranks.device)
+
+    def _part_of_heads(self) -> int:
+        """Return the index of this rank's heads among the ranks that share the heads of a layer."""
+        by_heads = self.settings.layout.context_by == "heads"
+        part = self.mesh.place("tensor")
+        return part * self.mesh.axes["context"] + self.mesh.place("context") if by_heads else part
 
     @property
     def _sharded(self) -> bool:
@@ -230,7 +238,7 @@ class SplitModel:
             self.parts[0].loss.num_targets = part.counted
             with self._sync_gradients(last=number == len(rows)), self._number_format():
                 total = (self._whole or self.parts[0])(
-                    part.inputs_BT, part.documents_BT, part.targets_BT, part.sources_B, part.starts_N
+                    part.inputs_BT, part.documents_BT, part.targets_BT, part.sources_B, part.starts_N, **part.draws
                 )
             with self._sync_gradients(last=number == len(rows)):
                 total.backward()

@@ -65,7 +65,7 @@ class Pipeline:
     def run(self, rows: Rows, number: int, stream: torch.dtype) -> None:
         """Run forward and backward passes of `number` micro-batches; `stream`: dtype of tensors sent between stages."""
         schedule = self._schedule(len(rows) // number, rows.inputs_BT.shape[1], number, stream)
-        named: dict[str, Any] = {"targets_BT": rows.targets_BT, "sources_B": rows.sources_B}
+        named: dict[str, Any] = {"targets_BT": rows.targets_BT, "sources_B": rows.sources_B, **rows.draws}
         if rows.documents_BT is not None:
             named["documents_BT"] = rows.documents_BT
         if any(part.value_embeddings is not None for part in self._parts):

@@ -37,7 +37,7 @@ def context_part(rows: Rows, parts: int, part: int) -> Rows:
     width = rows.inputs_BT.shape[1] // parts
     mine = slice(part * width, (part + 1) * width)
     groups = rows.sources_B[:, mine] if rows.sources_B.dim() == 2 else rows.sources_B
-    return Rows(rows.inputs_BT[:, mine], rows.targets_BT[:, mine], rows.documents_BT, groups)
+    return Rows(rows.inputs_BT[:, mine], rows.targets_BT[:, mine], rows.documents_BT, groups, keys_B=rows.keys_B)
 
 
 def apply_context_parallel(model: Transformer, group: dist.ProcessGroup, by: str) -> None:
@@ -197,6 +197,8 @@ def apply_tensor_parallel(model: Transformer, mesh: DeviceMesh) -> None:
     # In a later pipeline stage, the residual stream holds only this rank's positions.
     attention_mask, times = model.attention_mask, mesh.size() if model.embedding is None else 1
     model.attention_mask = lambda width, *others: attention_mask(width * times, *others)
+    # Dropout outside the matrices draws for this rank's positions.
+    model.stream_positions = lambda positions_T: positions_T.chunk(mesh.size())[mesh.get_local_rank()]
     model.loss = VocabularyParallelLoss(model.loss, mesh)
 
 

@@ -166,7 +166,7 @@ def _run_figures(plan: Plan, offer: DatasetOffer, compute: float) -> list[Source
         ("batch_tokens.porian", rules.porian_batch(body), "tokens", "160·2048·(N'/108e6)^(2/3)", rules.PORIAN),
         ("steps", plan.steps, "steps", *_given(train.steps, steps, source)),
         ("warmup_steps", plan.warmup_steps, "steps", *_given(optim.warmup_steps, warmup, PORIAN_WARMUP)),
-        ("learning_rate", plan.learning_rate, "", *_given(optim.learning_rate, "0.3118·C^−0.1250", rules.DEEPSEEK)),
+        ("learning_rate", plan.learning_rate, "", *_rate_formula(plan)),
         ("learning_rate.step_law", law, "", "1.79·N'^−0.713·D^0.307", rules.STEP_LAW),
         ("learning_rate.porian", rules.porian_learning_rate(body), "", "0.0047·(N'/108e6)^(−1/3)", rules.PORIAN),
     ]
@@ -174,6 +174,17 @@ def _run_figures(plan: Plan, offer: DatasetOffer, compute: float) -> list[Source
         rate = rules.kaplan_learning_rate(body)
         rows.append(("learning_rate.kaplan", rate, "", "0.003239 − 0.0001395·ln N'", rules.KAPLAN))
     return figures_of(rows)
+
+
+def _rate_formula(plan: Plan) -> tuple[str, str]:
+    """Return formula and source of the learning rate."""
+    sizing, own = plan.settings.plan, plan.settings.plan.own_law
+    formula, source = "0.3118·C^−0.1250", rules.DEEPSEEK
+    if own is not None and own.rate_factor != 1:
+        formula, source = f"{own.rate_factor:.3g}·{formula}", f"{source}, factor {own.source}"
+    if sizing.parametrization == "mup" and own is not None:
+        formula, source = f"found at the base width {sizing.mup_base_width}", own.source
+    return _given(plan.settings.optim.learning_rate, formula, source)
 
 
 def _given(setting: float | None, formula: str, source: str) -> tuple[str, str]:

@@ -5,6 +5,7 @@ schedule, as in approach 3 of Hoffmann et al. 2022, arXiv 2203.15556. The availa
 repeated tokens do not influence the law.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -29,6 +30,10 @@ MOST_RATIO, LEAST_RATIO = 80.0, 5.0
 runs of 0.2 to 0.8 million parameters on 1.26 million tokens), models of twice the size had no lower loss."""
 RANGE = 16.0
 """Ratio of the longest to the shortest run of a size."""
+RATE_FACTORS = (0.5, 1.0, 2.0)
+"""Learning rates that are tried first at the smallest model, as multiples of the rule's."""
+MAX_RATES = 6
+"""Maximum number of rates that are tried: while the best one is at an end, half of it or twice as much is tried too."""
 LEAST_STEPS = 20
 """Fewest optimizer steps of a run: with fewer, most of it is warm-up."""
 
@@ -43,11 +48,48 @@ class ProxyRun:
     """N of that shape."""
     tokens: int
     """Number of training tokens D, before it is rounded to whole steps."""
+    rate: float | None = None
+    """Peak learning rate; None = that of the plan's rule, or of the recipe."""
+    suffix: str = ""
+    """End of the folder's name, for a run that searches the learning rate."""
 
     @property
     def name(self) -> str:
         """Name of the folder of the proxy run, such as `n350k-d1.26M`."""
-        return f"n{format_short(self.params, '')}-d{format_short(self.tokens, '')}"
+        return f"n{format_short(self.params, '')}-d{format_short(self.tokens, '')}{self.suffix}"
+
+
+def next_factor(losses: Mapping[float, float]) -> float | None:
+    """Return the multiple of the rule's learning rate to try next; None = the best one is between two others.
+
+    `losses`: held-out loss of each multiple that was tried.
+    """
+    left = [factor for factor in RATE_FACTORS if factor not in losses]
+    if left:
+        return left[0]
+    best = min(losses, key=lambda factor: losses[factor])
+    if len(losses) >= MAX_RATES or min(losses) < best < max(losses):
+        return None
+    return best / 2 if best == min(losses) else best * 2
+
+
+def best_factor(losses: Mapping[float, float]) -> float:
+    """Return the multiple of the rule's learning rate with the lowest loss.
+
+    It is the lowest point of the parabola in log rate through the best multiple and its two neighbours, or the best
+    multiple itself if that is at an end, or if the loss of a neighbour is not finite.
+    """
+    tried = sorted(losses)
+    place = min(range(len(tried)), key=lambda index: losses[tried[index]])
+    if place in (0, len(tried) - 1):
+        return tried[place]
+    x = [math.log(tried[index]) for index in (place - 1, place, place + 1)]
+    y = [losses[tried[index]] for index in (place - 1, place, place + 1)]
+    left, right = (y[0] - y[1]) / (x[1] - x[0]), (y[2] - y[1]) / (x[2] - x[1])
+    if not math.isfinite(left + right) or left + right == 0:
+        return tried[place]
+    # The slopes of the parabola halfway to each neighbour are -left and right; between these it is zero at its bottom.
+    return math.exp((x[0] + x[1]) / 2 + left / (left + right) * (x[2] - x[0]) / 2)
 
 
 def smallest_size(vocab_size: int, sizing: PlanConfig) -> int:

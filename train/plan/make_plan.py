@@ -13,6 +13,7 @@ from schemas.errors import ConfigError
 from schemas.storage import Store
 from schemas.tokens import Dataset
 from train.checkpoint.folder import rule_of_weights
+from train.config.plan import PlanConfig
 from train.config.recipe import resolve_recipe
 from train.config.settings import Settings
 from train.config.train import PACK_CHUNKS
@@ -69,7 +70,7 @@ def make_plan(run: Store, dataset: Dataset, settings: Settings) -> Plan:
     total = sum(stage.num_tokens for stage in stages)
     first = stages[0].global_batch * stages[0].seq_len
     by_size = min(MAX_WARMUP, math.ceil(num_params / first), stages[-1].end // 10)
-    rate = optim.learning_rate or float(f"{rules.deepseek_learning_rate(body_flops * total):.3g}")
+    rate = optim.learning_rate or rate_of_rule(sizing, body_flops * total)
     sized = Plan(
         dataset=dataset.digest,
         tokenizer=dataset.tokenizer.sha256,
@@ -92,6 +93,25 @@ def make_plan(run: Store, dataset: Dataset, settings: Settings) -> Plan:
         *unusual_proportions(sized),
     )
     return sized.model_copy(update={"figures": figures, "advice": sentences})
+
+
+def rate_of_rule(sizing: PlanConfig, compute: float) -> float:
+    """Return the peak learning rate of a plan whose recipe sets none; `compute`: FLOPs without embeddings.
+
+    It is that of the rule times the factor in the fitted law, or with muP the rate in the law. Raises ConfigError if
+    muP has no such rate.
+    """
+    own = sizing.own_law
+    if sizing.parametrization != "mup":
+        return float(f"{rules.deepseek_learning_rate(compute) * (own.rate_factor if own else 1):.3g}")
+    if own is None or own.rate is None or own.mup_base_width != sizing.mup_base_width:
+        got = "no law" if own is None else f"a law with rate {own.rate} at the base width {own.mup_base_width}"
+        raise ConfigError(
+            f"plan.parametrization = mup: expected a learning rate that was found at the base width "
+            f"{sizing.mup_base_width}, got {got}. Set optim.learning_rate, or plan.law_file to a law of `penstock "
+            "ladder` with the same plan.parametrization and plan.mup_base_width."
+        )
+    return own.rate
 
 
 def _offered(

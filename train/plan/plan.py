@@ -18,6 +18,7 @@ from schemas.manifest import read_run
 from schemas.mix import read_mix
 from schemas.storage import Store
 from schemas.tokens import Dataset, open_dataset
+from train.config.optim import OPTIMIZERS
 from train.config.plan import PlanConfig
 from train.config.recipe import resolve_recipe, with_recipe
 from train.config.settings import AUTO, Settings, load_settings
@@ -380,6 +381,17 @@ def check_settings_used(settings: Settings, dataset: Dataset) -> None:
         problems.append(
             "layout.offload_dir: expected checkpoint.mode = sync, got async, which copies the states to the host's "
             'memory for each save. Set checkpoint.mode = "sync", or remove layout.offload_dir.'
+        )
+    if settings.layout.offload != "none" and optim.ema is not None:
+        problems.append(
+            f"layout.offload: expected none with optim.ema, whose averages are on the device, got "
+            f"{settings.layout.offload}. Remove layout.offload or optim.ema."
+        )
+    if settings.plan.parametrization == "mup" and OPTIMIZERS[optim.optimizer].width_power is None:
+        known = " or ".join(name for name, row in OPTIMIZERS.items() if row.width_power is not None)
+        problems.append(
+            f"plan.parametrization = mup: expected optim.optimizer = {known}, whose rates by width are known, got "
+            f"{optim.optimizer}. Change optim.optimizer, or remove plan.parametrization."
         )
     if problems:
         raise ConfigError("\n".join(problems))

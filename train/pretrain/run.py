@@ -255,11 +255,23 @@ class TrainingRun:
         """
         line = self.line()
         loss, accuracy, heldout = self._measure_heldout()
+        average = self._measure_average()
         ends = loss is not None and self.record.add_heldout_loss(self.step, loss)
         if line is not None:
             measured = {"heldout_loss": finite(loss), "heldout_accuracy": accuracy, "heldout": heldout}
+            measured["ema_heldout_loss"] = finite(average)
             self.record.write(line.model_copy(update=measured))
         return ends
+
+    def _measure_average(self) -> float | None:
+        """Return the mean held-out loss of the averaged weights [nats/token].
+
+        None if there is no average, or if nothing is held out.
+        """
+        if self._heldout is None or not len(self._heldout.rows):
+            return None
+        tally = self.learner.measure_average(self._heldout)
+        return None if tally is None else float(tally.losses_S.sum() / tally.counts_S.sum().clamp(min=1))
 
     def _measure_heldout(self) -> tuple[float | None, float | None, dict[str, HeldoutMetrics]]:
         """Return the mean held-out loss [nats/token], the token accuracy, and the metrics of each source.

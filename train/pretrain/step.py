@@ -23,6 +23,7 @@ from train.data.stages import row_length
 from train.model.loss import LossTally
 from train.model.stopwatch import Stopwatch
 from train.monitor.guard import GuardState
+from train.optim.average import exchange_averages, start_averages
 from train.optim.optimizer import clear_gradients, make_optimizer, set_step, state_tensors, update
 from train.optim.parameter import Gradients, without_torchao_wrapper
 from train.optim.schedule import LossScale, first_loss_scale
@@ -107,7 +108,8 @@ class Learner:
         updated = self.model.parameters_to_update()
         place = state_place(plan.settings.layout, ranks.device)
         group = {} if place is None else {"group": partial(streamed, place)}
-        self.optimizer = make_optimizer(updated, plan.settings.optim, **group)
+        width = plan.shape.width_multiplier
+        self.optimizer = make_optimizer(updated, plan.settings.optim, width_multiplier=width, **group)
         self._streamed = [rule for rule in self.optimizer.rules if isinstance(rule, StreamedRule)]
         self.stopwatch = Stopwatch(ranks.device)
         """Measures the computation of this rank between its collectives."""
@@ -125,6 +127,8 @@ class Learner:
         self.model.set_initial_weights(self.settings.train.seed, self.plan.initial_weights)
         for value in state_tensors(self.optimizer).values():
             value.zero_()
+        if self.optimizer.ema is not None:
+            start_averages(self.optimizer.members)
         self._reset_compression()
         set_step(self.optimizer, 0)
         self._release()
@@ -237,6 +241,18 @@ class Learner:
     def measure(self, heldout: HeldoutRows) -> LossTally:
         """Return the losses [nats], targets and targets with the largest logit of held-out rows, summed by source."""
         return self.model.measure(self.model.part_of(heldout.rows), len(heldout.sources), counts_right=True)
+
+    def measure_average(self, heldout: HeldoutRows) -> LossTally | None:
+        """Return what `measure` does for the moving average of the weights; None if there is no average."""
+        if self.optimizer.ema is None:
+            return None
+        with self.model.updating():
+            exchange_averages(self.optimizer.members)
+        try:
+            return self.measure(heldout)
+        finally:
+            with self.model.updating():
+                exchange_averages(self.optimizer.members)
 
     def measure_groups(self, rows: Rows, groups_BT: Tensor, number: int, num_rows: int) -> LossTally:
         """Return the losses of a global batch of `num_rows` rows, summed over the positions of each group.

@@ -51,6 +51,17 @@ class FittedRun(_Block):
     """Digest of everything that determined the weights; empty = unknown."""
 
 
+class TriedRate(_Block):
+    """A run of the smallest model at one learning rate."""
+
+    run: str
+    """Folder of the run, relative to the run of the ladder."""
+    rate: float
+    """Peak learning rate."""
+    loss: float
+    """Measured final loss [nats/token]."""
+
+
 class LawFile(_Block):
     """A fitted law with its runs, the content of `law.json`."""
 
@@ -62,6 +73,8 @@ class LawFile(_Block):
     """Description of the fit."""
     points: list[FittedRun]
     """The runs that the law was fitted to."""
+    rates: list[TriedRate] = []
+    """Runs that searched the learning rate of the others; empty = the rates are those of the rule."""
 
 
 def law_in(own: OwnLaw) -> LossLaw:

@@ -211,7 +211,8 @@ def test_a_dataset_that_holds_nothing_out_has_no_loss_to_compare(tmp_path: Path,
 
 # -------------------------------------------------------------------------------------------------------- real proxies
 
-SMALL = ("--sizes", "3", "--tokens-per-size", "2", "--smallest", "3e4", "--largest", "6.2e4", "--draws", "6")
+SIZES = ("--sizes", "3", "--tokens-per-size", "2", "--smallest", "3e4", "--largest", "6.2e4", "--draws", "6")
+SMALL = (*SIZES, "--no-rate-search")
 LOWERED = {
     "train.plan.ladder.RANGE": 4.0,
     "jobs.verbs.ladder.RANGE": 4.0,

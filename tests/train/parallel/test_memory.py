@@ -207,6 +207,9 @@ CASES: list[tuple[ModelShape, dict[str, Any], int, int]] = [
     (two_layers(), {"layout": {"context": 2, "context_by": "keys"}}, 2, 8),
     (two_layers(**MODERN), {"optim": {"optimizer": "normuon"}}, 2, 8),
     (two_layers(**MODERN), {"layout": {"activation_checkpointing": "full"}, "optim": {"optimizer": "adafactor"}}, 1, 8),
+    (two_layers(), {"train": {"dropout": 0.1}}, 1, 8),
+    (two_layers(), {"train": {"attention_dropout": 0.1}}, 1, 8),
+    (two_layers(), {"optim": {"ema": 0.9}}, 2, 2),
 ]
 """Every setting that the estimate depends on, once, with two layers; the long tests have four."""
 SLOW: list[tuple[ModelShape, dict[str, Any], int, int]] = [
@@ -288,7 +291,9 @@ def peak_of_two_steps(ranks: Any, model: ModelShape, raw: dict[str, Any], global
     optimizer = make_optimizer(split.parameters_to_update(), settings.optim)
     ids = torch.ones(len(split.rows_here(global_batch)), WIDTH, dtype=torch.int64)
     documents = torch.zeros_like(ids, dtype=torch.int32) if settings.train.document_mask else None
-    rows = split.micro_batches(Rows(ids, ids.clone(), documents, ids[:, 0].clone()), global_batch)
+    keys_B = ids[:, 0].clone() if settings.train.drops else None
+    whole = Rows(ids, ids.clone(), documents, ids[:, 0].clone(), keys_B=keys_B)
+    rows = split.micro_batches(whole, global_batch)
     tracker = MemTracker()
     # Its hooks on modules, which sum up by module, know a single forward pass; the peak does not come from them.
     tracker._pre_fw_hook = tracker._post_fw_hook = tracker._pre_bw_hook = tracker._post_bw_hook = lambda *unused: None

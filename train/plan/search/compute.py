@@ -215,7 +215,8 @@ class Compute:
         """
         optim = self.settings.optim
         declared = OPTIMIZERS[optim.optimizer]
-        size = (declared.update_bytes + 4 + (8 if optim.clip_norm else 0)) * params
+        average = 12 if optim.ema is not None else 0
+        size = (declared.update_bytes + 4 + average + (8 if optim.clip_norm else 0)) * params
         seconds = self.traffic(size)
         if self.device.kind == "cuda":
             seconds = self._offloaded_update(size, params, seconds)
