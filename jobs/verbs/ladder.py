@@ -193,6 +193,11 @@ def _check(settings: Settings, dataset: Dataset) -> None:
 def _planned(scratch: Store, dataset: Dataset, recipe: Recipe, arguments: Arguments) -> list[tuple[ProxyRun, Plan]]:
     """Return the proxy runs and their plans. Raises ConfigError if the dataset is too small for a proxy run."""
     settings, vocab_size = with_recipe(load_settings(recipe, [], scratch.uri)), dataset.tokenizer.vocab_size
+    if settings.plan.model:
+        raise ConfigError(
+            f"ladder: expected the transformer, whose sizes it chooses, got plan.model = {settings.plan.model}. Train "
+            "runs of several plan.params, and fit them with `penstock fit-scaling`."
+        )
     smallest = arguments.smallest or smallest_size(vocab_size, settings.plan)
 
     def planned(rung: ProxyRun) -> Plan:

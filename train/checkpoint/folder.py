@@ -33,6 +33,7 @@ from train.data.order import SampleOrder
 from train.data.stages import MASKS_VERSION, SkipList, stage_position
 from train.dataset_history import comparable_digest, digests_at_same_positions
 from train.model.draw import BY_POSITION, BY_TENSOR
+from train.model.shape import ESTIMATES
 from train.monitor.guard import GuardState
 from train.parallel.devices import RunDevices
 from train.plan.plan import (
@@ -441,7 +442,7 @@ def deciding_settings(plan: Plan) -> dict[str, Any]:
         filled["train.masks_version"] = MASKS_VERSION
     if plan.initial_weights != BY_TENSOR:  # a checkpoint of an older version does not name its rule
         filled[INITIAL_WEIGHTS] = plan.initial_weights
-    shape = {f"shape.{name}": value for name, value in plan.shape.model_dump(mode="json").items()}
+    shape = {f"shape.{name}": value for name, value in plan.shape.model_dump(mode="json", exclude={ESTIMATES}).items()}
     return shape | given | stage_rates(plan) | filled
 
 

@@ -37,8 +37,9 @@ from train.checkpoint.folder import (
     list_checkpoints,
 )
 from train.checkpoint.reader import CheckpointReader, read_plan_file
-from train.model.shape import LATER_FIELDS, ModelShape
-from train.model.transformer import Transformer, build_model
+from train.model.own import build_any
+from train.model.shape import ModelShape, shape_in
+from train.model.transformer import Transformer
 from train.parallel.ranks import Ranks
 
 State = dict[str, Tensor]
@@ -273,9 +274,7 @@ def read_tokenizer(dataset: Dataset) -> bytes:
 def shape_of(checkpoint: CheckpointMetadata) -> ModelShape:
     """Return the shape of a checkpoint's model."""
     try:
-        settings = checkpoint.identity.settings
-        names = [name for name in ModelShape.model_fields if name not in LATER_FIELDS or f"shape.{name}" in settings]
-        return ModelShape.model_validate({name: _setting(checkpoint, f"shape.{name}") for name in names})
+        return shape_in(checkpoint.identity.settings)
     except ValidationError as error:
         raise _damaged(checkpoint, "the shape of a model") from error
 
@@ -291,7 +290,7 @@ def read_model(run: Store, checkpoint: CheckpointMetadata, device: torch.device,
             "optim.ema. Train with --set optim.ema=0.999, or remove --weights."
         )
     causal = _setting(checkpoint, "train.objective") != "mlm"
-    model = build_model(shape_of(checkpoint), causal=causal).to_empty(device=device)
+    model = build_any(shape_of(checkpoint), None, causal).to_empty(device=device)
     read_state(run, checkpoint, {f"{weights}.{name}": parameter.data for name, parameter in model.named_parameters()})
     return model
 

@@ -55,6 +55,9 @@ class LayoutConfig(Section):
     Sources: Shoeybi et al. 2019, arXiv 1909.08053; Korthikanti et al. 2022, arXiv 2205.05198, section 4.2.2."""
     pipeline: int = execution(1, ge=1)
     """Number of ranks over which the layers are split."""
+    expert_parallel: bool = execution(False)
+    """Divide the experts of each layer among the ranks of `shard`, and send tokens to them by all-to-all. Without it,
+    every rank gathers all experts. Source: Lepikhin et al. 2020, arXiv 2006.16668, section 3.2."""
     schedule: PipelineSchedule = execution("1f1b")
     """Order of the micro-batches in a pipeline. Sources: Huang et al. 2019, arXiv 1811.06965; Narayanan et al. 2021,
     arXiv 2104.04473 (1F1B, interleaved); Qi et al. 2023, arXiv 2401.10241 (zero bubble, ZBV)."""
@@ -118,6 +121,10 @@ class LayoutConfig(Section):
                 "schedule and stages_per_rank require pipeline > 1",
             ),
             (self.context == 1 and self._given("context_by"), "context_by requires context > 1"),
+            (
+                self.expert_parallel and (not sharded or self.replicate > 1 or self.offload != "none"),
+                "expert_parallel requires data = zero2 or zero3, replicate = 1 and no offload",
+            ),
             (
                 (self.activation_checkpointing == "budget") != (self.activation_budget is not None),
                 "activation_budget and activation_checkpointing = budget require each other",

@@ -179,6 +179,11 @@ class PlanConfig(Section):
     logit_softcap: float | None = Field(None, gt=0)
     """Bound of the logits z, which become cap · tanh(z / cap); None = no bound. Source: Gemma 2, arXiv 2408.00118,
     section 2 (30); nanochat has 15."""
+    model: str = ""
+    """The model to train: empty for the transformer of Penstock, "moe" for its mixture of experts, or
+    "package.module:function" for one that an installed package declares (docs/extend/model.md)."""
+    model_options: dict[str, bool | int | float | str] = Field({})
+    """Options of `model`, which it reads by name."""
     device_memory: int | None = execution(None, ge=1)
     """Memory of a device [bytes], into which a micro-batch must fit; None = unknown, not checked."""
     world_sizes: tuple[PositiveInt, ...] = execution((1, 2, 8, 64), min_length=1)
@@ -211,6 +216,7 @@ class PlanConfig(Section):
                 self.parametrization == "mup" and self.positions == "relative",
                 "parametrization = mup requires positions = rope",
             ),
+            (not self.model and bool(self.model_options), "model_options requires model"),
             (self.positions != "rope" and bool(given), f"{', '.join(sorted(given))}: expected positions = rope"),
             (
                 self.window_pattern.count("S") > 0 and self.window is None,

@@ -33,10 +33,11 @@ from train.checkpoint.state import (
     read_model,
     read_tokenizer,
     sequence_length_of,
+    shape_of,
 )
 from train.export.tokenizer_json import convert_sentencepiece, problems_of
 from train.model.attention import HIGH_TURNS, LOW_TURNS
-from train.model.shape import ModelShape
+from train.model.shape import ModelShape, OwnShape
 from train.model.transformer import build_model
 
 # A dataset's tokenizer as files for `transformers`, and the token ids that the configuration of a model needs.
@@ -446,6 +447,11 @@ def export_checkpoint(
     damaged.
     """
     dataset, note = open_checkpoint(run, step, "causal", "span")
+    if isinstance(shape := shape_of(note), OwnShape):
+        raise ConfigError(
+            f"{run.uri}/{note.name}: expected a transformer of Penstock, got plan.model = {shape.model}, which the "
+            "format of Llama does not describe. Read the weights of the checkpoint with the model's own code."
+        )
     tokenizer = TokenizerFile(dataset.tokenizer, read_tokenizer(dataset))
     model = read_model(run, note, torch.device("cpu"), weights)
     state = {name: parameter.detach() for name, parameter in model.named_parameters()}

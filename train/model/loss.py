@@ -195,6 +195,8 @@ class LossTally:
     """Number of targets."""
     right_S: Tensor | None = None
     """Number of targets that have the largest logit, counted for groups of whole rows; None = not counted."""
+    figures_F: Tensor | None = None
+    """Sums of the figures of a model of the user; None = it has none."""
 
     @classmethod
     def empty(cls, num_sources: int, device: torch.device, counts_right: bool = False) -> Self:

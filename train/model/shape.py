@@ -1,7 +1,7 @@
 """The shape of the model, its number of parameters and FLOPs, and the choice of a shape for a number of parameters."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer
@@ -130,6 +130,78 @@ class ModelShape(BaseModel):
         return self.window if near else None
 
 
+# A model of the user, `plan.model`, has the shape of a dense transformer as a proposal, and what was counted in the
+# model that was built from it.
+
+
+class OwnLayers(BaseModel):
+    """What the memory and the FLOPs of a model of the user are estimated from; no part of the identity of a run."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    flops: dict[int, int] = {}
+    """FLOPs per token, forward and backward, by sequence length."""
+    largest: int
+    """Parameters of the layer that has the most."""
+    widest: int
+    """Numbers in the largest parameter outside the embeddings."""
+    exchanged: int
+    """Parameters of the experts in the layer that has the most."""
+    saved: float
+    """Bytes per position that a layer stores for its backward pass in fp32: the mean over the layers."""
+    saved_measured: bool
+    """True if `saved` was measured; False if it is the rule of train/model/count_own.py."""
+
+
+class OwnShape(ModelShape):
+    """The shape that a model of the user is built from, and the parameters that were counted in it."""
+
+    model: str
+    """The function that builds the model, as `package.module:function`."""
+    options: dict[str, bool | int | float | str] = {}
+    """Options of the model, `[plan.model_options]`."""
+    code: str = ""
+    """SHA-256 of the source files of the model's package; empty for a model of Penstock."""
+    max_positions: int
+    """Positions of the longest row of the run."""
+    num_params: int = 0
+    """Number of parameters; 0 = not counted yet."""
+    active_params: int = 0
+    """Number of parameters that compute one token; fewer than num_params in a mixture of experts."""
+    embedding_params: int = 0
+    """Number of parameters of both embedding matrices."""
+    num_experts: int = 0
+    """Number of experts in a layer that expert parallelism divides among ranks; 0 = the model has none."""
+    layers: OwnLayers | None = None
+    """Figures for estimates; None in a shape that was read from a checkpoint."""
+
+    def counted_layers(self) -> OwnLayers:
+        """Return `layers`. Raises ConfigError if the shape was not counted."""
+        if self.layers is None:
+            raise ConfigError(
+                f"plan.model: expected the figures of {self.model} in the plan, got none. Run `penstock plan` again."
+            )
+        return self.layers
+
+
+def shape_in(settings: Mapping[str, Any]) -> ModelShape:
+    """Return the shape in the settings of a checkpoint, `shape.…`. Raises ValidationError if there is no valid one."""
+    prefix = "shape."
+    values = {name.removeprefix(prefix): value for name, value in settings.items() if name.startswith(prefix)}
+    return (OwnShape if "model" in values else ModelShape).model_validate(values)
+
+
+ESTIMATES = "layers"
+"""Field of OwnShape that a run's identity leaves out: a later version of torch may store other activations."""
+
+
+def active_parameters(shape: ModelShape, embeddings: bool = True) -> int:
+    """Return the number of parameters that compute one token, which scaling laws call N."""
+    if isinstance(shape, OwnShape):
+        return shape.active_params - (0 if embeddings else shape.embedding_params)
+    return num_parameters(shape, embeddings)
+
+
 def matrix_params_of_layer(shape: ModelShape) -> int:
     """Return the number of matrix weights in one layer: q, k, v, out and the matrices of the feed-forward."""
     attention = 2 * shape.d_model * (shape.query_width + shape.key_width)
@@ -158,6 +230,8 @@ def num_parameters(shape: ModelShape, embeddings: bool = True) -> int:
 
     Without `embeddings`, both embedding matrices and the value embeddings are excluded.
     """
+    if isinstance(shape, OwnShape):
+        return shape.num_params - (0 if embeddings else shape.embedding_params)
     body = shape.num_layers * params_of_layer(shape) + shape.d_model
     matrices = 1 if shape.tie_embeddings else 2
     return body + (matrices * shape.vocab_size * shape.d_model + value_parameters(shape) if embeddings else 0)
@@ -170,12 +244,12 @@ def value_parameters(shape: ModelShape) -> int:
 
 def sized_parameters(shape: ModelShape) -> int:
     """Return the number of parameters that a scaling law counts: all but the value embeddings."""
-    return num_parameters(shape) - value_parameters(shape)
+    return active_parameters(shape) if isinstance(shape, OwnShape) else num_parameters(shape) - value_parameters(shape)
 
 
 def counted_parameters(shape: ModelShape, embeddings: bool) -> int:
     """Return the number of parameters N by the rule of a scaling law, with the two embedding matrices or without."""
-    return sized_parameters(shape) if embeddings else num_parameters(shape, False)
+    return sized_parameters(shape) if embeddings else active_parameters(shape, False)
 
 
 def padded_columns(columns: int, cuda: bool) -> int:
@@ -195,6 +269,8 @@ def flops_per_token(shape: ModelShape, seq_len: int, logits: bool = True) -> int
     Sources: Kaplan et al. 2020, arXiv 2001.08361, section 2.1; Chowdhery et al. 2022, arXiv 2204.02311, appendix B; Dai
     et al. 2019, arXiv 1901.02860, section 3.3 (relative positions).
     """
+    if isinstance(shape, OwnShape):
+        return _own_flops_per_token(shape, seq_len) - (0 if logits else 6 * shape.vocab_size * shape.d_model)
     layer = 6 * matrix_params_of_layer(shape)
     if shape.positions == "relative":
         # The projection of the distances, which have no gradient, and a third product with the scores.
@@ -213,6 +289,16 @@ def _keys_of(window: int | None, seq_len: int) -> int:
     if window is None or window >= seq_len:
         return seq_len
     return round(window * (2 - window / seq_len))
+
+
+def _own_flops_per_token(shape: OwnShape, seq_len: int) -> int:
+    flops = shape.counted_layers().flops
+    if seq_len not in flops:
+        raise ConfigError(
+            f"plan.model: expected FLOPs of {shape.model} for {seq_len} positions in the plan, got those for "
+            f"{sorted(flops)}. Run `penstock plan` again."
+        )
+    return flops[seq_len]
 
 
 def choose_shape(num_params: float, vocab_size: int, plan: PlanConfig) -> ModelShape:

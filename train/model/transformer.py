@@ -45,6 +45,7 @@ from train.model.dropout import (
     drop_channels,
 )
 from train.model.flash_attention import uses_flash_attention
+from train.model.grouped_product import GROUPED_PRODUCT
 from train.model.loss import HeadLoss, capped
 from train.model.shape import ModelShape
 
@@ -141,7 +142,7 @@ class Block(nn.Module):
         inputs = (x_BTD, mask, first_BTD, added_BTC)
         if self.recompute == "selective":
             y_BTD: Tensor = checkpoint(
-                self._layer, *inputs, use_reentrant=False, preserve_rng_state=False, context_fn=_selective_contexts
+                self._layer, *inputs, use_reentrant=False, preserve_rng_state=False, context_fn=selective_contexts
             )
         else:
             y_BTD = checkpoint(self._layer, *inputs, use_reentrant=False, preserve_rng_state=False)
@@ -157,7 +158,8 @@ class Block(nn.Module):
         return x_BTD
 
 
-def _selective_contexts() -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
+def selective_contexts() -> tuple[AbstractContextManager[Any], AbstractContextManager[Any]]:
+    """Return the contexts of selective checkpointing, for the forward pass and for the recomputation."""
     contexts: tuple[AbstractContextManager[Any], AbstractContextManager[Any]]
     contexts = create_selective_checkpoint_contexts(_checkpoint_policy)  # type: ignore[no-untyped-call]
     return contexts
@@ -174,7 +176,7 @@ _PRODUCTS = {
     *(_ATEN._scaled_dot_product_efficient_attention.default, _ATEN._scaled_dot_product_cudnn_attention.default),
     # The two are registered by the import of train.model.attention.
     *(torch.ops.penstock.attend_in_tiles.default, torch.ops.penstock.attend_documents.default),
-    *(torch.ops.higher_order.flex_attention, torch.ops.torch_attn._varlen_attn.default),
+    *(torch.ops.higher_order.flex_attention, torch.ops.torch_attn._varlen_attn.default, GROUPED_PRODUCT),
 }
 """Operators whose outputs selective checkpointing stores: they cost most to recompute for the memory they need."""
 

@@ -134,6 +134,9 @@ class StepTable:
     def add(self, record: StepMetrics) -> None:
         """Append the metrics of a step. Raises ContractError if the metrics name a source that the table lacks."""
         row = record.flat(".")
+        for name in record.model:
+            if (column := f"model.{name}") not in self._names:
+                self._add_column(column)
         if unknown := row.keys() - self._names:
             raise ContractError(
                 f"step {record.step}: expected metrics of the run's sources, got {sorted(unknown)}, which belong to "
@@ -155,6 +158,13 @@ class StepTable:
             return False
         self._closed = table
         return True
+
+    def _add_column(self, name: str) -> None:
+        """Append a column of a figure of `plan.model`, which is null in the steps so far."""
+        table, field = self.table(), _field(name, float, _text(StepMetrics, "model"))
+        self._closed = table.append_column(field, pa.nulls(len(table), field.type))
+        self._schema = self._closed.schema
+        self._names.add(name)
 
     def cut(self, step: int) -> None:
         """Remove the steps after `step`."""

@@ -88,8 +88,10 @@ class StepMetrics(BaseModel):
     """Targets of each source, Σ = tokens."""
     heldout: dict[str, HeldoutMetrics] = {}
     """The held-out sequences of each source."""
+    model: dict[str, float] = {}
+    """Figures that a model of `plan.model` reports, such as the load of the busiest expert of each layer."""
 
-    @field_validator("losses", mode="before")
+    @field_validator("losses", "model", mode="before")
     @classmethod
     def _finite(cls, losses: dict[str, float | None]) -> dict[str, float]:
         return {name: loss for name, loss in losses.items() if loss is not None and math.isfinite(loss)}
@@ -122,6 +124,7 @@ class StepMetrics(BaseModel):
         values = {name: getattr(self, name) for name in SCALARS}
         values |= {f"loss{separator}{name}": loss for name, loss in self.losses.items()}
         values |= {f"tokens{separator}{name}": number for name, number in self.source_tokens.items()}
+        values |= {f"model{separator}{name}": figure for name, figure in self.model.items()}
         for name, measured in self.heldout.items():
             values |= {f"heldout{separator}{name}{separator}{key}": value for key, value in measured}
         return values
@@ -132,7 +135,7 @@ class StepMetrics(BaseModel):
         return {tag: value for tag, value in values.items() if tag != "step" and value is not None}
 
 
-PER_SOURCE = ("losses", "source_tokens", "heldout")
+PER_SOURCE = ("losses", "source_tokens", "heldout", "model")
 SCALARS = tuple(name for name in StepMetrics.model_fields if name not in PER_SOURCE)
 """Fields of a step that are a single value."""
 

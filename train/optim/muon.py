@@ -1,5 +1,6 @@
 """Muon: orthogonalized momentum of matrices, so that all their directions are learned at the same speed."""
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -113,7 +114,7 @@ class MatrixExchange:
     ) -> dict[ShardKey, Tensor]:
         """Return the shards that this rank holds after an all-to-all along an axis."""
         shapes = {p: [bounds.stop - bounds.start for bounds in self.regions[p]] for ps in coming for p in ps}
-        sizes = {p: shape[0] * shape[1] for p, shape in shapes.items()}
+        sizes = {p: math.prod(shape) for p, shape in shapes.items()}
         sent = torch.cat([like.new_empty(0), *(held[p].reshape(-1) for ps in leaving for p in ps)])
         received = like.new_empty(sum(sizes.values()))
         dist.all_to_all_single(
@@ -203,7 +204,7 @@ class Muon:
     def directions(self, exchange: MatrixExchange, inputs: UpdateInputs) -> list[Tensor]:
         """Return this rank's shards of the updates of some matrices, before the learning rate."""
         pieces = self.orthogonal_shards(exchange, inputs)
-        torch._foreach_mul_(pieces, [0.2 * max(m.parameter.shape) ** 0.5 for m in exchange.members])
+        torch._foreach_mul_(pieces, [0.2 * max(m.parameter.shape[-2:]) ** 0.5 for m in exchange.members])
         return pieces
 
     def orthogonal_shards(self, exchange: MatrixExchange, inputs: UpdateInputs) -> list[Tensor]:
@@ -212,8 +213,10 @@ class Muon:
         wholes = exchange.gather([gradient.to(precision) for gradient in gradients])
         for shape in dict.fromkeys(whole.shape for whole in wholes.values()):
             alike = [i for i, whole in wholes.items() if whole.shape == shape]
-            results = orthogonalize(torch.stack([wholes[i] for i in alike]), COEFFICIENTS[self.muon_coefficients])
-            wholes.update(zip(alike, results, strict=True))
+            stacked = torch.stack([wholes[i] for i in alike])
+            # A stack of matrices, such as those of experts, is orthogonalized matrix by matrix.
+            separate = orthogonalize(stacked.view(-1, *shape[-2:]), COEFFICIENTS[self.muon_coefficients])
+            wholes.update(zip(alike, separate.view(stacked.shape), strict=True))
         like = gradients[0].new_empty(0, dtype=precision)
         return [piece.to(gradients[0].dtype) for piece in exchange.scatter(wholes, like)]
 

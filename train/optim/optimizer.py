@@ -74,7 +74,8 @@ def make_optimizer(
     """
     members = [ShardedParameter(name, parameter, region_of(name, parameter)) for name, parameter in parameters.items()]
     for member in members:
-        if member.is_matrix and (config.decay_embeddings or not member.name.startswith(EMBEDDING_NAMES)):
+        matrices = member.is_matrix or member.is_stack
+        if matrices and (config.decay_embeddings or not member.name.startswith(EMBEDDING_NAMES)):
             member.weight_decay = config.weight_decay
     config = config.for_device(next((member.parameter.device.type for member in members), "cpu"))
     declared = OPTIMIZERS[config.optimizer]
@@ -83,7 +84,7 @@ def make_optimizer(
             member.rate_multiplier = width_multiplier ** -(declared.width_power or 0.0)
     if declared.others is None:
         return _with_averages(Optimizer([group(members, partial(_update_rule, declared, config))], config.ema))
-    of_layers = [m for m in members if m.name.startswith(LAYERS_PREFIX) and m.is_matrix]
+    of_layers = [m for m in members if m.name.startswith(LAYERS_PREFIX) and (m.is_matrix or m.is_stack)]
     names = {m.name for m in of_layers}
     others = [m for m in members if m.name not in names]
     pairs = ((declared, of_layers), (declared.of_others, others))

@@ -137,6 +137,11 @@ class ShardedParameter:
         return self.parameter.ndim == 2 and not self.name.endswith("bias")
 
     @property
+    def is_stack(self) -> bool:
+        """True for a stack of matrices, such as those of the experts of a layer."""
+        return self.parameter.ndim == 3
+
+    @property
     def values(self) -> Tensor:
         """This rank's shard of the parameter as a plain tensor."""
         return self._once("", self.parameter)

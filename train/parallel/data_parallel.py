@@ -5,7 +5,7 @@ optimizer that accepts DTensors works, and a checkpoint can read its states at a
 Rajbhandari et al. 2020, arXiv 1910.02054, section 5.1 (P_os).
 """
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import NamedTuple, cast
 
 import torch
@@ -126,8 +126,10 @@ NUMBER_FORMATS = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16, "
 """Number format of gathered weights, and therefore of matrix products, by `train.precision`."""
 
 
-def shard(model: Transformer, mesh: Mesh, layout: LayoutConfig, precision: str) -> None:
-    """Shard a model, or a pipeline stage of it, layer by layer over `mesh.states`."""
+def shard(
+    model: Transformer, mesh: Mesh, layout: LayoutConfig, precision: str, placed: Collection[nn.Parameter] = ()
+) -> None:
+    """Shard a model, or a pipeline stage of it, layer by layer over `mesh.states`; leave `placed` as they are."""
     policy = MixedPrecisionPolicy(cast_forward_inputs=False)
     if (number := NUMBER_FORMATS[precision]) is not None:
         # Inputs are not cast: the rotary table is passed in float32, and bf16 would round high positions.
@@ -137,7 +139,14 @@ def shard(model: Transformer, mesh: Mesh, layout: LayoutConfig, precision: str) 
     for module in (*model.blocks.values(), model):
         # The outermost part (embedding, last norm, output matrix) is needed again directly after the forward pass.
         freed = layout.data == "zero3" and module is not model
-        fully_shard(module, mesh=mesh.states, mp_policy=policy, reshard_after_forward=freed, offload_policy=offload)
+        fully_shard(
+            module,
+            mesh=mesh.states,
+            mp_policy=policy,
+            reshard_after_forward=freed,
+            offload_policy=offload,
+            ignored_params=set(placed) or None,
+        )
     for sharded in sharded_modules(model):
         sharded.set_force_sum_reduction_for_comms(True)
         if mesh.states.size() > 1:  # on a single rank FSDP2 would divide by the factor, even by 1

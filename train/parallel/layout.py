@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from schemas.errors import ConfigError
 from train.config.layout import AXES, SPLIT_BACKWARD, LayoutConfig
 from train.config.settings import Settings
-from train.model.shape import ModelShape
+from train.model.shape import ModelShape, OwnShape
 
 ROUND_SCHEDULES = ("interleaved", "zero_bubble")
 """Schedules that process the micro-batches in rounds, with equally many in every round."""
@@ -102,6 +102,10 @@ def layout_problems(
     layout = settings.layout.for_device("cpu")
     if problem := axes_problem(layout, world_size):
         yield problem
+    if isinstance(shape, OwnShape):
+        yield from _own_model_problems(shape, settings, world_size)
+    elif layout.expert_parallel:
+        yield "layout.expert_parallel: expected plan.model = moe, got the transformer, which has no experts. Remove it."
     yield from _head_problems(shape, layout)
     if settings.train.fp8_scaling == "gather" and layout.data not in ("zero2", "zero3"):
         yield (
@@ -165,6 +169,54 @@ def axes_problem(layout: LayoutConfig, world_size: int) -> str | None:
             f"{layout.shard * world_size // product}."
         )
     return None
+
+
+def _own_model_problems(shape: OwnShape, settings: Settings, world_size: int) -> Iterator[str]:
+    """Yield an error text for each setting of ranks or precision that a model of the user does not support."""
+    layout, of_model = settings.layout, f"plan.model = {shape.model}"
+    for axis, reason in (
+        ("tensor", "its matrices and how they could be split are unknown"),
+        ("context", "what its positions exchange is unknown"),
+        ("pipeline", "where its layers could be cut is unknown"),
+    ):
+        if (size := getattr(layout, axis)) > 1:
+            yield f"layout.{axis}: expected 1 with {of_model}, got {size}: {reason}. Remove layout.{axis}."
+    for name, is_set in (
+        ("train.dropout, attention_dropout and embedding_dropout", settings.train.drops),
+        ("plan.parametrization = mup", shape.width_multiplier != 1),
+        ("plan.value_embeddings", bool(shape.value_embeddings)),
+        ("plan.residual_mixing", shape.residual_mixing),
+        ("plan.window_pattern", bool(shape.window_pattern)),
+    ):
+        if is_set:
+            yield f"{name}: expected the transformer of Penstock, got {of_model}, which has none. Remove the setting."
+    if settings.train.precision == "fp8":
+        yield (
+            f"train.precision: expected a format other than fp8 with {of_model}, got fp8: which of its products may be "
+            "rounded is unknown. Set train.precision = bf16."
+        )
+    if settings.optim.optimizer == "normuon" and shape.num_experts:
+        yield f"optim.optimizer: expected muon or another one with {of_model}, got normuon, whose rows are of one matrix."
+    if layout.activation_checkpointing == "budget":
+        yield (
+            f"layout.activation_checkpointing: expected none, full or selective with {of_model}, got budget: the "
+            "activations of its layers are estimated too roughly. Set full."
+        )
+    if not layout.expert_parallel or axes_problem(layout, world_size):
+        return
+    ranks = axes_of(layout, world_size)["shard"]
+    if not shape.num_experts:
+        yield f"layout.expert_parallel: expected a model with experts, got {of_model}. Remove it."
+    elif shape.num_experts % ranks:
+        yield (
+            f"layout.expert_parallel: expected a number of experts that {ranks} ranks divide, got {shape.num_experts}. "
+            "Change experts in plan.model_options, or the number of ranks."
+        )
+    if layout.compile is True:
+        yield (
+            "layout.compile: expected false with layout.expert_parallel, got true: the number of tokens that a rank "
+            "receives changes with each batch. Remove layout.compile."
+        )
 
 
 def _head_problems(shape: ModelShape, layout: LayoutConfig) -> Iterator[str]:

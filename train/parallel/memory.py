@@ -471,10 +471,10 @@ def memory_of_rank(
     axes = axes_of(settings.layout, world_size)
     batch, cuda = (seq_len, global_batch), device == "cuda"
     ranks = [RankMemory(shape, settings, axes, place, batch, cuda) for place in range(axes["pipeline"])]
-    return max((_offloaded(rank, settings, cuda) for rank in ranks), key=lambda memory: memory.peak)
+    return max((offloaded(rank, settings, cuda) for rank in ranks), key=lambda memory: memory.peak)
 
 
-def _offloaded(rank: RankMemory, settings: Settings, cuda: bool) -> Memory:
+def offloaded(rank: RankMemory, settings: Settings, cuda: bool) -> Memory:
     """Return the memory of a rank without what is offloaded. A CPU has its weights in the host's memory anyway."""
     layout, moments = settings.layout, rank.moments()
     names = {"weights", "gradients"} if layout.offloads_parameters and cuda else set()

@@ -19,11 +19,13 @@ from train.model.draw import BY_POSITION
 from train.model.flash_attention import activate_flash_attention
 from train.model.fp8 import compute_scales, enable_fp8
 from train.model.loss import HeadLoss, LossTally
-from train.model.shape import LOGIT_TILE, ModelShape
-from train.model.transformer import LayerSpan, Recompute, Transformer, build_model, enable_dropout, initial_weight
+from train.model.own import OwnModel, build_any, first_value
+from train.model.shape import LOGIT_TILE, ModelShape, OwnShape
+from train.model.transformer import LayerSpan, Recompute, Transformer, enable_dropout
 from train.optim.parameter import local_tensor, region_of
 from train.parallel.compression import Compressor, compress_ddp, compress_fsdp, method_of
 from train.parallel.data_parallel import NUMBER_FORMATS, ShardedStates, shard, sharded_modules
+from train.parallel.experts import place_experts
 from train.parallel.layout import data_ranks, layers_of, num_micro_batches, rows_of, stages_of
 from train.parallel.memory import layers_to_recompute
 from train.parallel.pipeline import Pipeline
@@ -93,7 +95,7 @@ class SplitModel:
     def _part(self, layers: range, modes: Mapping[int, Recompute]) -> Transformer:
         layout, train = self.settings.layout, self.settings.train
         span = LayerSpan(layers.start, layers.stop, self.shape.num_layers)
-        model = build_model(self.shape, span, train.objective != "mlm", modes.__getitem__)
+        model = build_any(self.shape, span, train.objective != "mlm", modes.__getitem__)
         kind = self.ranks.device.type
         model.loss = HeadLoss(
             self.settings.optim.z_loss,
@@ -113,7 +115,8 @@ class SplitModel:
         if layout.compile:
             model.compile_layers()
         if self._sharded:
-            shard(model, self.mesh, layout, train.precision)
+            placed = place_experts(model, self.mesh) if layout.expert_parallel else set()
+            shard(model, self.mesh, layout, train.precision, placed)
         return model.to_empty(device="cpu" if layout.offloads_parameters else self.ranks.device)
 
     def _part_of_heads(self) -> int:
@@ -135,7 +138,8 @@ class SplitModel:
 
     def _named_parameters(self) -> dict[str, nn.Parameter]:
         # Collected once, while the parameters are sharded: within a step FSDP2 exposes gathered ones by the same names.
-        tied = self.shape.tie_embeddings
+        # A model of the user has a head of its own, or none, whatever the shape proposes.
+        tied = self.shape.tie_embeddings and not isinstance(self.shape, OwnShape)
         return {
             "embedding.weight" if tied and name == "head.weight" else name: parameter
             for part in self.parts
@@ -173,7 +177,7 @@ class SplitModel:
         with torch.no_grad():
             for name, parameter in self.parameters.items():
                 region = region_of(name, parameter)
-                local_tensor(parameter).copy_(initial_weight(name, parameter.shape, self.shape, seed, region, rule))
+                local_tensor(parameter).copy_(first_value(self.parts[0], name, parameter.shape, seed, region, rule))
 
     # --------------------------------------------------------------------------------------------------------- rows
 
@@ -274,11 +278,27 @@ class SplitModel:
             if self.mesh.axes["tensor"] > 1 and self.mesh.place("tensor"):
                 right_S.zero_()
             dist.all_reduce(right_S)
-        return LossTally(sums[0], sums[1], right_S)
+        return LossTally(sums[0], sums[1], right_S, self._figures_over_all_ranks())
+
+    def _figures_over_all_ranks(self) -> torch.Tensor | None:
+        """Return the sums of the figures of a model of the user over all ranks; None if it has none."""
+        model = self.parts[0]
+        if not isinstance(model, OwnModel) or model.figure_sums is None:
+            return None
+        sums, model.figure_sums = model.figure_sums, None
+        dist.all_reduce(sums)
+        return sums
+
+    def figures_of(self, sums: list[float]) -> dict[str, float]:
+        """Return the figures of a model of the user by name; empty for a transformer."""
+        model = self.parts[0]
+        return model.figures_of(sums) if isinstance(model, OwnModel) and sums else {}
 
     def _prepare_loss(self, scale: float, tally: LossTally) -> None:
         for part in self.parts:
             part.loss.scale, part.loss.tally = scale, tally
+            if isinstance(part, OwnModel) and part.num_figures:
+                part.figure_sums = torch.zeros(part.num_figures, dtype=torch.float64, device=self.ranks.device)
 
     def _sync_gradients(self, last: bool) -> AbstractContextManager[object]:
         """Return the context for the backward pass of a micro-batch; `last`: True for the last one of a step."""

@@ -12,7 +12,7 @@ from train.config.plan import OwnLaw, PlanConfig
 from train.data.order import tokens_by_source
 from train.data.packing import PackedSource
 from train.data.permutation import RowOrder
-from train.model.shape import counted_keys, num_parameters
+from train.model.shape import OwnShape, active_parameters, counted_keys
 from train.plan.plan import Plan
 from train.plan.rules import SOURCE as APPENDIX_F
 from train.plan.rules import Row, SourcedFigure, figures_of, training_flops
@@ -35,7 +35,7 @@ def size_figures(plan: Plan, target: Target, unique: Mapping[str, float]) -> lis
 
 
 def _rows(plan: Plan, target: Target) -> Iterator[Row]:
-    compute = target.budget or 6.0 * plan.num_params * plan.num_tokens
+    compute = target.budget or 6.0 * plan.active_params * plan.num_tokens
     formula = _budget_formula(plan.settings.plan) if target.budget else "6ND of this plan"
     yield "compute_6nd", compute, "FLOPs", formula, "recipe" if target.budget else "count"
     own = law_of(plan.settings.plan)
@@ -76,7 +76,7 @@ def _loss_rows(plan: Plan, unique: Mapping[str, float]) -> Iterator[Row]:
 def _on_c4(plan: Plan) -> str:
     """Return a text that names the corpus of the published law, and its sizes if the model is outside them."""
     least, most = repeats.SIZES
-    within = least <= plan.num_params <= most
+    within = least <= plan.active_params <= most
     return "on C4" if within else f"on C4, a guess: its law was fitted to {least:,.0f} to {most:,.0f} parameters"
 
 
@@ -84,16 +84,18 @@ def _loss(plan: Plan, own: OwnLaw | None, data: RepeatedData) -> float:
     """Return the expected loss of the run [nats/token]; `own`: law fitted to the user's runs, None = published law."""
     if own is not None:
         # N is not reduced for repeated tokens: the runs of the law repeat none.
-        return law_in(own).loss(plan.num_params, data.worth)
-    return repeats.LAW.loss(repeats.worth_of_params(data.seen, plan.num_params), data.worth)
+        return law_in(own).loss(plan.active_params, data.worth)
+    return repeats.LAW.loss(repeats.worth_of_params(data.seen, plan.active_params), data.worth)
 
 
 def flops_rows(plan: Plan) -> Iterator[Row]:
     """Yield the FLOPs per token by other counting rules than that of the plan, for comparison."""
     shape, length = plan.shape, plan.seq_len
-    body, attention = num_parameters(shape, False), 12 * shape.query_width * counted_keys(shape, length)
-    yield "flops_per_token.6n", 6 * plan.num_params, "FLOPs", "6·N, no attention", "Kaplan et al. 2020, section 2.1"
+    body, attention = active_parameters(shape, False), 12 * shape.query_width * counted_keys(shape, length)
+    yield "flops_per_token.6n", 6 * plan.active_params, "FLOPs", "6·N, no attention", "Kaplan et al. 2020, section 2.1"
     yield "flops_per_token.6n_body", 6 * body, "FLOPs", "6·N', embeddings left out", "Kaplan et al. 2020, section 2.1"
+    if isinstance(shape, OwnShape):
+        return  # the other rules count the matrices of a transformer
     causal = plan.flops_per_token - attention // 2
     yield "flops_per_token.causal", causal, "FLOPs", "attention by what is seen: 6·layers·q·L", "count"
     for name, ends in (("appendix_f", True), ("appendix_f_body", False)):
@@ -163,7 +165,7 @@ def _of_repeats(plan: Plan, own: OwnLaw | None, data: RepeatedData, epochs: Mapp
     )
     law, where = (law_in(own), "by the own law") if own else (repeats.LAW, _on_c4(plan))
     worth = f"The run {read}, worth {data.worth:,.0f} new ones ({100 * data.share:.0f} % each)"
-    loss, with_new = _loss(plan, own, data), law.loss(plan.num_params, data.tokens)
+    loss, with_new = _loss(plan, own, data), law.loss(plan.active_params, data.tokens)
     if max(loss, with_new) > math.log(plan.shape.vocab_size):
         return f"{worth[:-1]}; {repeats.SOURCE})."
     return f"{worth}: expected loss {loss:.3f}, with as many new ones {with_new:.3f} ({where}; {repeats.SOURCE})."
@@ -172,7 +174,7 @@ def _of_repeats(plan: Plan, own: OwnLaw | None, data: RepeatedData, epochs: Mapp
 def _of_no_use(plan: Plan, target: Target, expected: float) -> Iterator[str]:
     """Yield a sentence if the plan leaves out expected losses because they are above ln V."""
     # ln V is the loss of a uniform prediction.
-    limit, compute = math.log(plan.shape.vocab_size), target.budget or 6.0 * plan.num_params * plan.num_tokens
+    limit, compute = math.log(plan.shape.vocab_size), target.budget or 6.0 * plan.active_params * plan.num_tokens
     sized = ((law, law.for_compute(compute)) for law in (law_of(plan.settings.plan), *LAWS_BY_NAME.values()))
     losses = [law.loss(size.params, size.tokens) for law, size in sized if isinstance(law, LossLaw)]
     if above := sorted({round(loss, 1) for loss in (*losses, expected) if loss > limit}):
@@ -223,7 +225,7 @@ def _distrust(plan: Plan, own: OwnLaw) -> list[str]:
             f"The own law was fitted on {of}, this run's is {plan.dataset[:12]}: a law holds for one corpus and "
             "tokenizer; `penstock ladder` fits it anew."
         )
-    times = 6 * plan.num_params * plan.num_tokens / own.compute
+    times = 6 * plan.active_params * plan.num_tokens / own.compute
     if times > MAX_EXTRAPOLATION:
         lines.append(
             f"This plan costs {times:,.0f} times the dearest run that the own law was fitted to (6ND = "
@@ -245,15 +247,15 @@ MOST_EMBEDDINGS = 0.5
 
 def unusual_proportions(plan: Plan) -> Iterator[str]:
     """Yield a sentence for each number outside its usual range: tokens per parameter, steps, share of embeddings."""
-    ratio = plan.num_tokens / plan.num_params
+    ratio = plan.num_tokens / plan.active_params
     if ratio < LEAST_RATIO:
         yield (
-            f"{ratio:.3g} tokens for each of {plan.num_params:,} parameters: fewer than in any published run "
+            f"{ratio:.3g} tokens for each of {plan.active_params:,} parameters: fewer than in any published run "
             f"({LEAST_RATIO} in {GPT_3}); most of the model will stay as it was drawn. Train a smaller one, or longer."
         )
     if ratio > MOST_RATIO:
         yield (
-            f"{ratio:,.0f} tokens for each of {plan.num_params:,} parameters: more than in any published run "
+            f"{ratio:,.0f} tokens for each of {plan.active_params:,} parameters: more than in any published run "
             f"({MOST_RATIO:,.0f} in {QWEN_3}); a larger model would learn more of them."
         )
     if plan.steps < FEW_STEPS:
@@ -261,7 +263,7 @@ def unusual_proportions(plan: Plan) -> Iterator[str]:
             f"{plan.steps} steps are few: {plan.warmup_steps} of them warm up. A smaller train.global_batch makes more "
             f"of the same tokens."
         )
-    share = 1 - num_parameters(plan.shape, False) / plan.num_params
+    share = 1 - active_parameters(plan.shape, False) / plan.active_params
     if share > MOST_EMBEDDINGS:
         yield (
             f"{100 * share:.0f} % of the parameters are embeddings of {plan.shape.vocab_size:,} tokens; a smaller "

@@ -11,9 +11,10 @@ from train.config.settings import Settings
 from train.data.order import tokens_by_source
 from train.data.packing import PackedSource
 from train.data.stages import StagePlan, row_length
-from train.model.shape import ModelShape, flops_per_token, num_parameters
+from train.model.shape import ModelShape, OwnShape, active_parameters, flops_per_token, num_parameters
 from train.parallel.layout import axes_of, data_ranks, layout_problems
-from train.parallel.memory import SOURCES, Memory, memory_of_rank
+from train.parallel.memory import SOURCES, Memory
+from train.parallel.own_memory import memory_of_any
 from train.plan import rules
 from train.plan.advice import flops_rows, size_figures
 from train.plan.plan import Plan
@@ -33,6 +34,7 @@ PORIAN_WARMUP = "Porian et al. 2024, arXiv 2406.19146, section 3.3"
 DING = "Ding et al. 2024, arXiv 2404.10830, section 3"
 MEMORY = "memory"
 """Prefix of the names of memory figures."""
+ACTIVE = "the dense law at the active parameters, as Krajewski et al. 2024, arXiv 2402.07871, compare by FLOPs"
 PALM = "Chowdhery et al. 2022 (PaLM), arXiv 2204.02311, appendix B"
 
 
@@ -116,7 +118,7 @@ def _packed_rows(packed: Sequence[PackedSource]) -> Iterator[Row]:
 def _model_figures(plan: Plan, offer: DatasetOffer) -> list[SourcedFigure]:
     shape, settings = plan.shape, plan.settings.plan
     exact = "N = V·d·(1 if tied else 2) + layers·(2·d·q + 2·d·kv + 3·d·ffw + norms) + d, other options likewise"
-    nearest = "nearest to wanted_params"
+    nearest, counted = "nearest to wanted_params", "counted in the model that plan.model builds"
     rows: list[Row] = [
         (
             "wanted_params",
@@ -140,15 +142,18 @@ def _model_figures(plan: Plan, offer: DatasetOffer) -> list[SourcedFigure]:
             *_given(settings.d_ffw, "4·d, 8/3 · d with a gate, from d = 512 on in 256s", SHAZEER),
         ),
         ("tie_embeddings", int(shape.tie_embeddings), "", *_given(settings.tie_embeddings, "2·V·d > N/5", MOBILE)),
-        ("params", plan.num_params, "parameters", exact, "count"),
+        ("params", plan.num_params, "parameters", counted if isinstance(shape, OwnShape) else exact, "count"),
         ("params_without_embeddings", num_parameters(shape, False), "parameters", "N − embeddings", "count"),
-        ("tokens_per_parameter", plan.num_tokens / plan.num_params, "", "D / N", HOFFMANN),
     ]
+    active = active_parameters(shape)
+    if isinstance(shape, OwnShape):
+        rows.append(("active_params", active, "parameters", "N of the laws: those that compute one token", ACTIVE))
+    rows.append(("tokens_per_parameter", plan.num_tokens / active, "", "D / N", HOFFMANN))
     return figures_of(rows)
 
 
 def _run_figures(plan: Plan, offer: DatasetOffer, compute: float) -> list[SourcedFigure]:
-    body, tokens = num_parameters(plan.shape, False), plan.num_tokens
+    body, tokens = active_parameters(plan.shape, False), plan.num_tokens
     train, optim = plan.settings.train, plan.settings.optim
     tokens_formula, source = formula_for_tokens(offer.target, plan.settings.plan)
     limit, most = (", or for max_epochs", "in max_epochs") if not train.epochs else ("", "of train.epochs")
@@ -224,7 +229,7 @@ def memory_needed(shape: ModelShape, settings: Settings, stages: Sequence[StageP
             return None
         if data_ranks(axes_of(settings.layout, world_size)) > batch:
             return None
-        needs.append(memory_of_rank(shape, settings, world_size, length, batch, "cuda"))
+        needs.append(memory_of_any(shape, settings, world_size, (length, batch), "cuda"))
     return max(needs, key=lambda need: need.peak)
 
 

@@ -11,7 +11,7 @@ from train.checkpoint.folder import settings_at_start
 from train.config.layout import MICRO_BATCH, LayoutConfig
 from train.config.settings import Settings, load_settings
 from train.data.stages import StagePlan
-from train.model.shape import ModelShape
+from train.model.shape import ModelShape, OwnShape
 from train.parallel.devices import Cluster, RunDevices, cluster_of, known_device
 from train.parallel.layout import axes_problem
 from train.parallel.metadata import metadata_advice
@@ -37,6 +37,11 @@ def choose_layout(plan: Plan) -> tuple[Plan, SearchResult | None]:
     cluster = cluster_of(plan.settings)
     if cluster is None:
         return plan, None
+    if isinstance(plan.shape, OwnShape):
+        line = (
+            f"No layout was searched for, because the times of {plan.shape.model} are unknown: set [layout] yourself."
+        )
+        return plan.model_copy(update={"advice": (*plan.advice, line)}), None
     device = cluster.device
     check_document_mask(plan.shape, plan.settings, device.kind)
     result = search(plan.shape, plan.settings, plan.stages, cluster)
@@ -179,7 +184,12 @@ def resolve_plan(plan: Plan, here: RunDevices) -> tuple[Plan, list[str]]:
     lines = []
     if settings.layout.micro_batch is None and here.kind == "cuda":
         layout = _fastest_layout(plan, settings, here)
-        if layout is None:
+        if layout is None and isinstance(plan.shape, OwnShape):
+            lines.append(
+                f"{here}: the times of {plan.shape.model} are unknown, so micro-batches have {MICRO_BATCH} rows. Set "
+                "layout.micro_batch to another number."
+            )
+        elif layout is None:
             lines.append(
                 f"{here}: expected a device with a known profile and memory for a micro-batch, got none; micro-batches "
                 f"have {MICRO_BATCH} rows. Measure the device with `penstock calibrate FILE.json`, and set "
@@ -198,7 +208,7 @@ def _fastest_layout(plan: Plan, settings: Settings, here: RunDevices) -> LayoutC
     None = the device is unknown, or nothing fits.
     """
     device = known_device(settings, here)
-    if device is None:
+    if device is None or isinstance(plan.shape, OwnShape):
         return None
     local = math.gcd(here.local_ranks, here.ranks)
     layout = settings.layout

@@ -6,8 +6,10 @@ disagreement of Kaplan et al. to leaving it out. Rules that were fitted without 
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
+from pkgutil import resolve_name
+from typing import Any
 
 from schemas.errors import ConfigError
 from schemas.storage import Store
@@ -21,7 +23,15 @@ from train.data.order import SampleOrder, open_streams, samples_of_epochs, stage
 from train.data.packing import Packing, open_packings, write_packing
 from train.data.permutation import RowOrder
 from train.data.stages import NO_SKIPS, StagePlan, resolve_stages, row_length, stage_lengths
-from train.model.shape import ModelShape, choose_shape, flops_per_token, num_parameters
+from train.model.declared import code_digest, function_of
+from train.model.shape import (
+    ModelShape,
+    OwnShape,
+    active_parameters,
+    choose_shape,
+    flops_per_token,
+    num_parameters,
+)
 from train.parallel.devices import peak_of
 from train.plan import rules
 from train.plan.advice import advice, costly_padding, unread_copies, unusual_proportions
@@ -53,7 +63,7 @@ def make_plan(run: Store, dataset: Dataset, settings: Settings) -> Plan:
     counts = stage_counts(streams, train, copies)
     offer = _offered(dataset, streams, counts[0], settings, packing)
     target = offer.target
-    shape = choose_shape(target.params, dataset.tokenizer.vocab_size, sizing)
+    shape = sized_shape(target.params, dataset.tokenizer.vocab_size, settings)
     check_size_reached(target, sizing, shape)
     num_params = num_parameters(shape)
     tokens = tokens_of_shape(target, sizing, shape, offer.most_samples * train.seq_len)
@@ -69,7 +79,7 @@ def make_plan(run: Store, dataset: Dataset, settings: Settings) -> Plan:
     _check_memory(shape, settings, stages)
     total = sum(stage.num_tokens for stage in stages)
     first = stages[0].global_batch * stages[0].seq_len
-    by_size = min(MAX_WARMUP, math.ceil(num_params / first), stages[-1].end // 10)
+    by_size = min(MAX_WARMUP, math.ceil(active_parameters(shape) / first), stages[-1].end // 10)
     rate = optim.learning_rate or rate_of_rule(sizing, body_flops * total)
     sized = Plan(
         dataset=dataset.digest,
@@ -202,3 +212,48 @@ def _check_memory(shape: ModelShape, settings: Settings, stages: tuple[StagePlan
             f"of {ranks} ranks ({parts}). Lower layout.micro_batch, recompute activations "
             '(layout.activation_checkpointing = "full"), or split the model (layout.tensor, layout.pipeline).'
         )
+
+
+# A model of the user decides itself how many parameters it has. Its proposal, the shape of a dense transformer, is made
+# larger or smaller until the parameters that compute one token are those that the plan asks for. torch and the module
+# of the model are imported only if `plan.model` is set.
+
+COUNTER = "train.model.count_own:count_model"
+"""The function that counts a model; its module imports torch, which a plan of the transformer does without."""
+ROUNDS, CLOSE = 8, 0.01
+"""Maximum number of proposals, and the relative error in the number of parameters that ends the search."""
+
+
+def sized_shape(num_params: float, vocab_size: int, settings: Settings) -> ModelShape:
+    """Return the shape of the model with about `num_params` parameters that compute one token.
+
+    Raises ConfigError if no shape has the values set in `[plan]`, or if `plan.model` names no usable model.
+    """
+    sizing, train = settings.plan, settings.train
+    shape = choose_shape(num_params, vocab_size, sizing)
+    if not sizing.model:
+        return shape
+    function = function_of(sizing.model)
+    draft: dict[str, Any] = {"model": function, "options": sizing.model_options, "code": code_digest(function)}
+    lengths = {
+        length for seq_len in (train.seq_len, *stage_lengths(train)) for length in (seq_len, row_length(train, seq_len))
+    }
+    draft["max_positions"] = max(lengths)
+    count: Callable[[OwnShape, Sequence[int], bool], OwnShape] = resolve_name(COUNTER)
+    best, asked = None, num_params
+    for _ in range(ROUNDS):
+        proposal = OwnShape.model_validate(shape.model_dump() | draft)
+        counted = count(proposal, sorted(lengths), train.objective != "mlm")
+        actual = active_parameters(counted)
+        if best is None or abs(actual / num_params - 1) < abs(active_parameters(best) / num_params - 1):
+            best = counted
+        if abs(actual / num_params - 1) <= CLOSE:
+            break
+        asked *= num_params / actual
+        again = choose_shape(max(asked, 1.0), vocab_size, sizing)
+        if again == shape:  # the recipe sets the shape, or no other is nearer
+            break
+        shape = again
+    if best is None:
+        raise RuntimeError(f"plan.model: expected at least one proposal in {ROUNDS} rounds, got none. Report this.")
+    return best

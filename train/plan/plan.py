@@ -25,8 +25,9 @@ from train.config.settings import AUTO, Settings, load_settings
 from train.data.order import SampleOrder, heldout_streams, make_order
 from train.data.packing import open_packings
 from train.data.stages import NO_SKIPS, SkipList, StagePlan, read_skip_list, row_length
+from train.model.declared import check_code
 from train.model.draw import BY_TENSOR
-from train.model.shape import ModelShape, num_parameters
+from train.model.shape import ModelShape, OwnShape, active_parameters, num_parameters
 from train.optim.schedule import ScheduleInputs, StageSchedule
 from train.parallel.layout import axes_of, check_layout, data_ranks
 from train.plan.rules import SourcedFigure
@@ -64,7 +65,7 @@ class Plan(BaseModel):
     """SHA-256 of the tokenizer's model file."""
     order: str
     """Digest of the order of the samples."""
-    shape: ModelShape
+    shape: OwnShape | ModelShape
     """Shape of the model."""
     num_params: int
     """Exact number of parameters of that shape."""
@@ -109,6 +110,11 @@ class Plan(BaseModel):
     def global_batch(self) -> int:
         """Sequences per optimizer step in the first stage."""
         return self.stages[0].global_batch
+
+    @property
+    def active_params(self) -> int:
+        """Number of parameters that compute one token."""
+        return active_parameters(self.shape)
 
     @property
     def num_tokens(self) -> int:
@@ -423,6 +429,7 @@ def check_document_mask(shape: ModelShape, settings: Settings, kind: str) -> Non
 
 def check_ranks(plan: Plan, world_size: int) -> None:
     """Check that a plan can be trained on `world_size` ranks. Raises ConfigError if it cannot."""
+    check_code(plan.shape)
     settings = plan.settings
     # Held-out rows have the length of train.seq_len in every stage.
     measured = [row_length(settings.train)] if settings.train.eval_every else []

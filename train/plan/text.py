@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from schemas.text import format_bytes, text_table
 from train.config.settings import AUTO, Settings
 from train.data.stages import StagePlan
-from train.model.shape import flops_per_token, num_parameters
+from train.model.shape import ModelShape, OwnShape, flops_per_token, num_parameters
 from train.parallel.layout import (
     axes_of,
     axes_problem,
@@ -23,8 +23,9 @@ from train.parallel.layout import (
     rows_of,
     stages_of,
 )
-from train.parallel.memory import Memory, checkpoint_bytes, memory_of_rank
+from train.parallel.memory import Memory
 from train.parallel.metadata import metadata_bytes
+from train.parallel.own_memory import checkpoint_bytes_of_any, memory_of_any
 from train.plan.plan import Plan
 from train.plan.rules import SourcedFigure
 
@@ -34,7 +35,7 @@ SUBJECTS = {
     "data": "tokens padding documents_cut unique_tokens epochs worth_in_unique_tokens",
     "sizes by other laws": "compute_6nd size own_law expected_loss",
     "model": "wanted_params num_layers d_model num_heads num_kv_heads d_ffw tie_embeddings params "
-    "params_without_embeddings tokens_per_parameter",
+    "params_without_embeddings active_params tokens_per_parameter",
     "run": "compute global_batch batch_tokens steps warmup_steps learning_rate",
     "cost": "flops_per_token flops seconds_at_peak",
     "memory of a rank": "memory",
@@ -268,13 +269,21 @@ def describe_run(plan: Plan, settings: Settings, world_size: int, device: RankDe
 
 def _model(plan: Plan, settings: Settings, device: RankDevice) -> Iterator[str]:
     shape = plan.shape
-    yield (
+    if isinstance(shape, OwnShape):
+        of_token = "" if shape.active_params == shape.num_params else f", {shape.active_params:,} compute one token"
+        yield f"model: {shape.model}, {shape.num_params:,} parameters{of_token}, {shape.num_layers} layers"
+    else:
+        yield _transformer(shape)
+    yield f"precision ({device.name}): {_precision(settings)}; optimizer: {settings.optim.optimizer}"
+
+
+def _transformer(shape: ModelShape) -> str:
+    return (
         f"model: {num_parameters(shape):,} parameters ({num_parameters(shape, False):,} without embeddings), "
         f"{shape.num_layers} layers of width {shape.d_model}, {shape.num_heads} heads of width {shape.head_dim} "
         f"({shape.num_kv_heads} for keys and values), {shape.activation} of width {shape.d_ffw}, "
         f"{shape.vocab_size:,} tokens in the vocabulary"
     )
-    yield f"precision ({device.name}): {_precision(settings)}; optimizer: {settings.optim.optimizer}"
 
 
 def _precision(settings: Settings) -> str:
@@ -386,7 +395,7 @@ def _rank_memory(plan: Plan, settings: Settings, world_size: int, device: RankDe
 
 def _need(plan: Plan, stage: int, settings: Settings, world_size: int, device: str) -> Memory:
     chosen = plan.stages[stage]
-    return memory_of_rank(plan.shape, settings, world_size, chosen.seq_len, chosen.global_batch, device)
+    return memory_of_any(plan.shape, settings, world_size, (chosen.seq_len, chosen.global_batch), device)
 
 
 def _steps(plan: Plan) -> Iterator[str]:
@@ -406,7 +415,7 @@ def _cost(plan: Plan, settings: Settings, world_size: int) -> Iterator[str]:
     yield f"FLOPs: {steps} a step, {total:.3g} in all, {total / world_size:.3g} on each rank"
     if peak := settings.train.peak_flops:
         yield f"  {total / world_size / peak:.3g} s at the peak of the devices ({peak:.3g} FLOP/s each)"
-    yield f"checkpoint: {format_bytes(checkpoint_bytes(plan.shape, settings))} over all ranks"
+    yield f"checkpoint: {format_bytes(checkpoint_bytes_of_any(plan.shape, settings))} over all ranks"
     if not axes_problem(settings.layout, world_size):
         yield f"  its metadata: {format_bytes(metadata_bytes(plan.shape, settings, world_size))}"
 

@@ -257,6 +257,7 @@ def step_metrics(
         tokens_per_second=total / seconds,
         losses=losses,
         source_tokens=tokens,
+        model=learner.model.figures_of(measured.model_sums),
         mfu=flops_utilisation(positions, setup.plan.flops_per_token, setup.layout.ranks, setup.peak_flops),
         bytes_sent=compressor.bytes_sent if compressor is not None and compressed else None,
         bytes_plain=compressor.bytes_plain if compressor is not None and compressed else None,

@@ -45,7 +45,10 @@ class StepResult:
     def __init__(self, tally: LossTally, norm: Tensor, scale: float):
         """`norm`: Euclidean norm of the gradient of the scaled loss, 0-d; `scale`: the loss scale, or 1 for none."""
         right_S = tally.right_S if tally.right_S is not None else tally.counts_S[:0]
-        figures = torch.cat((tally.losses_S, tally.counts_S, norm[None].to(tally.losses_S.device), right_S))
+        own_F = tally.figures_F if tally.figures_F is not None else tally.counts_S[:0]
+        norm_1 = norm[None].to(tally.losses_S.device)
+        self._own = slice(2 * len(tally.losses_S) + 1, 2 * len(tally.losses_S) + 1 + len(own_F))
+        figures = torch.cat((tally.losses_S, tally.counts_S, norm_1, own_F, right_S))
         self._number, self._scale = len(tally.losses_S), scale
         self.norm = norm
         """Euclidean norm of the gradient with the loss scale, 0-d, on the device."""
@@ -74,6 +77,11 @@ class StepResult:
     def counts(self) -> list[float]:
         """Number of targets of each source."""
         return self._figures[self._number : 2 * self._number]
+
+    @property
+    def model_sums(self) -> list[float]:
+        """Sums of the figures of a model of the user; empty if it has none."""
+        return self._figures[self._own]
 
     @property
     def grad_norm(self) -> float:

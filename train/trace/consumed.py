@@ -24,7 +24,7 @@ from train.data.order import SampleOrder
 from train.data.permutation import Ints
 from train.data.stages import STAGE_BITS, SkipList, StagePlan
 from train.dataset_history import digests_at_same_positions
-from train.model.shape import ModelShape, num_parameters
+from train.model.shape import num_parameters, shape_in
 from train.plan.plan import stored_plan
 
 COLUMNS = ("doc_id", "source", "domain", "language", "date", "token_offset", "num_tokens")
@@ -121,7 +121,7 @@ def training_of(checkpoint: CheckpointMetadata) -> CheckpointTraining:
     prefix = "shape."
     shape = {name.removeprefix(prefix): value for name, value in settings.items() if name.startswith(prefix)}
     with reading(f"{checkpoint.name}/{METADATA_NAME}", "a model shape and stages that this version knows"):
-        num_params = num_parameters(ModelShape.model_validate(shape))
+        num_params = num_parameters(shape_in(settings))
         for stage in settings.get("train.stages", ()):
             StagePlan.model_validate(stage)
     return CheckpointTraining(
