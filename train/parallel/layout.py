@@ -196,7 +196,7 @@ def _own_model_problems(shape: OwnShape, settings: Settings, world_size: int) ->
             "rounded is unknown. Set train.precision = bf16."
         )
     if settings.optim.optimizer == "normuon" and shape.num_experts:
-        yield f"optim.optimizer: expected muon or another one with {of_model}, got normuon, whose rows are of one matrix."
+        yield f"optim.optimizer: expected muon with {of_model}, got normuon, which takes single matrices. Set muon."
     if layout.activation_checkpointing == "budget":
         yield (
             f"layout.activation_checkpointing: expected none, full or selective with {of_model}, got budget: the "
