@@ -50,11 +50,8 @@ def make_plan(run: Store, dataset: Dataset, settings: Settings) -> Plan:
             f"{dataset.folder.uri}: expected at least one document to train on, got 0. Run `penstock report` to see "
             "which rules dropped the documents, then loosen those rules in the recipe and run `penstock run` again."
         )
-    settings = settings.model_copy(update={"plan": read_own_law(settings.plan)}).with_pack_chunks(PACK_CHUNKS)
-    settings = resolve_recipe(settings)
-    check_windows(settings)
+    settings = _resolved(settings)
     sizing, train, optim = settings.plan, settings.train, settings.optim
-    _check_given_epochs(settings)
     for seq_len in stage_lengths(train):
         row_length(train, seq_len)  # fails early if a row has more spans than sentinels
     packing = write_packing(run, dataset, train)
@@ -122,6 +119,15 @@ def rate_of_rule(sizing: PlanConfig, compute: float) -> float:
             "ladder` with the same plan.parametrization and plan.mup_base_width."
         )
     return own.rate
+
+
+def _resolved(settings: Settings) -> Settings:
+    """Return the settings with the values of their law file and recipe. Raises ConfigError if they do not fit."""
+    settings = settings.model_copy(update={"plan": read_own_law(settings.plan)}).with_pack_chunks(PACK_CHUNKS)
+    settings = resolve_recipe(settings)
+    check_windows(settings)
+    _check_given_epochs(settings)
+    return settings
 
 
 def _offered(

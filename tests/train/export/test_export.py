@@ -40,7 +40,9 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Store:
     """A run of 20 steps, its second half with longer sequences, and checkpoints on both sides."""
     run = make_tiny_dataset(tmp_path_factory.mktemp("export") / "run")
     train = RECIPE["train"] | {"steps": 20, "stages": STAGES}
-    write_run(run, read_run(run).model_copy(update={"recipe": RECIPE | {"train": train, "checkpoint": {"every": 10}}}))
+    # The format of Llama has no normalized queries and keys, which a plan has by default.
+    own = {"train": train, "checkpoint": {"every": 10}, "plan": RECIPE["plan"] | {"qk_norm": False}}
+    write_run(run, read_run(run).model_copy(update={"recipe": RECIPE | own}))
     assert pretrain([run.uri]) == 0
     return run
 
