@@ -23,10 +23,10 @@ pytestmark = pytest.mark.dist
 PULSES = """
 import os, signal, sys, time
 while os.getppid() == int(sys.argv[1]):
-    os.kill(int(sys.argv[1]), signal.SIGSTOP); time.sleep(0.045)
-    os.kill(int(sys.argv[1]), signal.SIGCONT); time.sleep(0.005)
+    os.kill(int(sys.argv[1]), signal.SIGSTOP); time.sleep(0.097)
+    os.kill(int(sys.argv[1]), signal.SIGCONT); time.sleep(0.003)
 """
-"""Stops the process that started it for nine tenths of the time, as a machine that is overloaded does."""
+"""Stops the process that started it for 97 % of the time, as a machine that is overloaded does."""
 
 
 @contextlib.contextmanager
@@ -48,7 +48,7 @@ def slowed(rank: int, from_step: int) -> Iterator[None]:
                 process.wait()
 
 
-ALARM = ("train.ranks_every=10", "guard.straggler_seconds=0", "guard.straggler_factor=4")
+ALARM = ("train.ranks_every=10", "guard.straggler_seconds=0", "guard.straggler_factor=8")
 
 
 def test_a_slow_rank_is_named_and_the_figures_of_all_are_written(tmp_path: Path) -> None:
@@ -69,7 +69,7 @@ def test_a_slow_rank_is_named_and_the_figures_of_all_are_written(tmp_path: Path)
     # Of the first window, in which both ranks are alike, there is no alarm.
     (event,) = events(run, "straggler")
     assert (event.step, event.steps, event.rank, event.cause) == (20, 10, 1, "compute")
-    assert event.factor > 4
+    assert event.factor > 8
     assert event.share == pytest.approx(1 - 1 / event.factor)
     # Rank 0 waits for it.
     assert lines[2].blocked_seconds > 0.5 * lines[2].step_seconds  # type: ignore[operator]
