@@ -28,6 +28,8 @@ SHARDS = pa.schema(
 """The columns of the file: those of `Shard`, and the sizes of its two files."""
 AT_ONCE = 256
 """Shards of which an iteration makes Python values at once."""
+OF_SHARDS = ("streams", "membership_parts", "members")
+"""Figures of a manifest with an entry for each shard or file."""
 HEAD = b"dataset"
 """Key of the rest of the dataset in the metadata of the file's schema, as JSON."""
 
@@ -78,11 +80,23 @@ class ShardTable(Sequence[Shard]):
         return int(self._batch.column("num_tokens").to_numpy().sum())
 
 
+class ManifestWithoutFiles(Manifest):
+    """A manifest whose files are left out, with the digest of the whole manifest."""
+
+    of_whole: str
+    """Digest of the manifest with its files."""
+
+    @property
+    def digest(self) -> str:
+        """The identity of the version, with its files."""
+        return self.of_whole
+
+
 @dataclass(frozen=True)
 class MappedDataset(Dataset):
     """A dataset with mapped shards, and the digest of its manifest.
 
-    Its manifest names no files unless `Dataset` is the leader's. Only rank 0 reads files by the manifest.
+    The manifest has its files on the leader of a node only, which verifies them; the other ranks read shards alone.
     """
 
     tables: Mapping[str, ShardTable]
@@ -137,7 +151,7 @@ def map_dataset(path: Path) -> MappedDataset:
     folder, tokenizer_folder = map(Store, head["folders"])
     return MappedDataset(
         folder=folder,
-        manifest=Manifest.model_validate(head["manifest"]),
+        manifest=ManifestWithoutFiles.model_validate(head["manifest"]),
         tokenizer=TokenizerContract.model_validate(head["tokenizer"]),
         tokenizer_folder=tokenizer_folder,
         tokenizer_path=CheckedPath(*head["tokenizer_path"]),
@@ -162,10 +176,12 @@ def with_manifest(mapped: MappedDataset, dataset: Dataset) -> MappedDataset:
 
 
 def _without_files(manifest: Manifest) -> dict[str, Any]:
-    """Return a manifest without its files, which a rank other than the first does not read by their keys."""
-    content = manifest.content.model_copy(update={"files": [], "figures": {}})
+    """Return the fields of `ManifestWithoutFiles`."""
+    figures = {name: value for name, value in manifest.content.figures.items() if name not in OF_SHARDS}
+    content = manifest.content.model_copy(update={"files": [], "figures": figures})
     run = manifest.run.model_copy(update={"paths": {}, "blocks": {}})
-    return {"content": content.model_dump(mode="json"), "run": run.model_dump(mode="json")}
+    fields_of = {"content": content.model_dump(mode="json"), "run": run.model_dump(mode="json")}
+    return fields_of | {"of_whole": manifest.digest}
 
 
 def _members(entries: Sequence[Mapping[str, Any]]) -> Iterator[Member]:

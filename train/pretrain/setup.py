@@ -275,7 +275,7 @@ def open_dataset_once(run: Store, ranks: Ranks) -> Dataset:
             path.unlink(missing_ok=True)
     if mapped is None:
         return own or open_dataset(run)
-    return with_manifest(mapped, own) if own is not None and ranks.rank == 0 else mapped
+    return with_manifest(mapped, own) if own is not None else mapped
 
 
 # The check of the data: machines that see the same files share them. They are found by the inodes and change times of

@@ -7,10 +7,12 @@ import pytest
 
 from schemas.errors import ContractError
 from schemas.storage import Store
+from schemas.takedown import positions_digest
 from schemas.tokens import Dataset, open_dataset
 from tests.support.rank_pool import shared_pool
 from tests.support.tiny_dataset import make_tiny_dataset
 from train.data.mapped import MappedDataset, map_dataset, with_manifest, write_mapped
+from train.dataset_history import digests_at_same_positions
 from train.pretrain.setup import open_dataset_once
 
 
@@ -39,6 +41,9 @@ def test_a_mapped_dataset_is_the_same(dataset: Dataset, tmp_path: Path) -> None:
     assert mapped.members[0].shards == dataset.members[0].shards
     assert mapped.members[0].folder.uri == dataset.members[0].folder.uri
     assert not mapped.manifest.content.files
+    assert mapped.manifest.digest == dataset.manifest.digest
+    assert positions_digest(mapped.manifest) == positions_digest(dataset.manifest)
+    assert digests_at_same_positions(mapped) == digests_at_same_positions(dataset)
     whole = with_manifest(mapped, dataset)
     assert (whole.manifest, whole.by_url) == (dataset.manifest, dataset.by_url)
     with pytest.raises(IndexError):
