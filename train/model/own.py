@@ -108,19 +108,18 @@ class OwnModel(Transformer, ABC):
         documents = None if documents_BT is None else RowDocuments(documents_BT, starts_N, compute_dtype(x_BTD))
         return additive_mask(self.attention_mask(x_BTD.shape[1], documents, x_BTD.device, None), x_BTD)
 
-    def forward(
+    def forward(  # type: ignore[override]
         self,
         x: Tensor,
         documents_BT: Tensor | None = None,
         targets_BT: Tensor | None = None,
         sources_B: Tensor | None = None,
         starts_N: Tensor | None = None,
-        ids_BT: Tensor | None = None,
-        keys_B: Tensor | None = None,
+        **of_transformer: Tensor | None,
     ) -> Tensor:
-        """Return the total loss, 0-d, or without targets the float32 logits (B, T, V).
+        """Return the total loss, 0-d, or without targets the float32 logits (B, T, V). `x`: ids (B, T).
 
-        `x`: ids (B, T). `ids_BT` and `keys_B` are for parts of a transformer, and for dropout.
+        `of_transformer`: inputs for pipeline stages and dropout, which are refused for such a model.
         """
         hidden = self.hidden(x, documents_BT, starts_N)
         if targets_BT is None:
