@@ -110,12 +110,18 @@ class LayerMemory:
         shape, tensor = self.shape, self.settings.layout.tensor
         d, q, kv = shape.d_model, shape.query_width, shape.key_width
         # The gradient from the last matrix replaces the activations that this matrix saved.
-        feed_forward = self.width * ((2 if shape.activation == "swiglu" else 1) * shape.d_ffw // tensor + d)
+        # The derivative of the square of ReLU is a tensor of its own.
+        feed_forward = self.width * ((1 if shape.activation == "gelu" else 2) * shape.d_ffw // tensor + d)
         attention = self.width * ((3 * q + 4 * kv) // tensor + d)
         norm = (self.width if self.cuda else 16) * d // tensor
         if shape.positions == "relative":
             attention += 3 * self._scores_per_token()
-        return self.tokens * max(feed_forward, attention, norm) + self.stream_bytes() + 2 * self._mask()
+        # Residual mixing: the gradient of the token embeddings over all layers, and what one layer adds to it.
+        streams = 3 if shape.residual_mixing else 1
+        # Measured: a backward pass holds two tensors of value embeddings, among them their gradient.
+        values = 2 * self.width * kv // tensor if shape.value_embeddings else 0
+        numbers = self.tokens * (max(feed_forward, attention, norm) + values)
+        return numbers + streams * self.stream_bytes() + 2 * self._mask()
 
     def norm(self, width: int) -> int:
         """Return the bytes that RMSNorm stores for one position of `width` numbers."""
