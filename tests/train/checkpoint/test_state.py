@@ -163,7 +163,9 @@ def test_progress_comes_back_exactly(tmp_path: Path, ranks: Ranks) -> None:
     assert actual.progress == progress
     assert [math.copysign(1, value) for _, value in actual.progress.heldout] == [1, 1, 1, -1, 1, 1, -1]
     assert [math.copysign(1, value) for value in actual.progress.guard.losses] == [1, 1, 1, -1, 1]
-    undefined = CheckpointMetadata.model_validate_json(note(2, progress=TrainerState(loss_scale=math.nan)).to_bytes())
+    undefined = CheckpointMetadata.model_validate_json(
+        note(2, progress=TrainerState(loss_scale=math.nan)).model_dump_json()
+    )
     assert math.isnan(undefined.progress.loss_scale or 0.0)
     assert note(3).progress == TrainerState()
 

@@ -184,7 +184,7 @@ def seeds(tmp_path_factory: pytest.TempPathFactory):
             layout = layout_of(learner.settings.layout, axes_of(learner.settings.layout, 1), 1, "cpu")
             weights = {name: value for name, value in learner.state().items() if name.startswith("model.")}
             note = write_checkpoint(run, CheckpointMetadata(step=0, identity=identity, layout=layout), weights, ranks)
-        run.write_atomic("note.json", note.to_bytes())
+        run.write_atomic("note.json", note.model_dump_json().encode())
         return run.uri
 
     return seed
