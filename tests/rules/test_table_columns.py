@@ -25,6 +25,7 @@ OTHERS = {
     "penstock/runs.py": "all columns that a file has",
     "train/eval/planted_documents.py": "document indexes of shards, which are no Parquet",
     "train/eval/score.py": "files of a user",
+    "train/monitor/log_files.py": "metrics.parquet, which is no table",
     "train/trace/documents.py": "the columns that a file has",
 }
 """Other files that read Parquet, and what they read."""

@@ -51,7 +51,7 @@ from train.monitor.wandb_log import check_wandb
 from train.parallel.devices import RunDevices, peak_of_devices, unknown_peak
 from train.parallel.layout import axes_of
 from train.parallel.pipeline import check_schedule
-from train.parallel.ranks import FirstRankFailed, Ranks, default_threads, torchrun_placement
+from train.parallel.ranks import FirstRankFailed, Ranks, default_threads
 from train.plan.plan import (
     PLAN_NAME,
     Plan,
@@ -291,12 +291,10 @@ def verify_on_ranks(run: Store, dataset: Dataset, others: Iterable[ExpectedFile]
     All ranks call it together. Machines that see the same files read a share each. A machine with copies of its own
     reads its own. Raises ContractError on the first rank that sees a wrong file, and FirstRankFailed on the others.
     """
-    place = torchrun_placement()
-    takes_part = not ranks.rank or (place is not None and place[0] == 0)
-    views = _gathered(view_of(run, dataset) if takes_part else None, ranks)
+    views = _gathered(view_of(run, dataset) if ranks.leads_node else None, ranks)
     mine = [rank for rank, view in enumerate(views) if view is not None and view == views[ranks.rank]]
     number, problem = 0, ""
-    if takes_part:
+    if ranks.leads_node:
         try:
             files = [*dataset_files(dataset), *others]
             number = verify_share(run, dataset.folder.uri, files, mine.index(ranks.rank), len(mine))

@@ -1,7 +1,10 @@
 """The check of a dataset by several machines: shares of the same files, each machine its own copies."""
 
 import shutil
+import tempfile
+from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 from unittest import mock
 
@@ -14,7 +17,7 @@ from tests.support.rank_pool import shared_pool
 from tests.support.tiny_dataset import flip_byte, make_tiny_dataset, settle
 from train.data import verify
 from train.data.verify import VERIFIED_NAME, dataset_files, join_shares, share_name, verify_dataset, verify_share
-from train.pretrain.setup import verify_on_ranks
+from train.pretrain.setup import open_dataset_once, verify_on_ranks
 
 pytestmark = pytest.mark.dist
 
@@ -28,12 +31,14 @@ def checked(ranks: Any, *folders: str) -> tuple[int, list[str], str]:
         read.append(path)
         return digest(folder, path, *work)
 
+    ranks = replace(ranks, leads_node=True)
     with (
-        mock.patch("train.pretrain.setup.torchrun_placement", return_value=(0, 1)),
+        TemporaryDirectory() as own,
+        mock.patch.object(tempfile, "tempdir", own),
         mock.patch.object(verify, "file_digest", reading),
     ):
         try:
-            return verify_on_ranks(run, open_dataset(run), [], ranks), read, ""
+            return verify_on_ranks(run, open_dataset_once(run, ranks), [], ranks), read, ""
         except PenstockError as error:
             return 0, read, f"{type(error).__name__}: {error}"
 

@@ -358,7 +358,7 @@ def test_a_spike_is_reported_with_the_documents_of_its_batch(whole: Path, tmp_pa
     assert (event.step, event.loss) == (13, metrics(run)[12].loss)
     assert (event.mean, event.deviation, event.limit) == pytest.approx((mean, deviation, mean + 6 * deviation))
     expected = [asdict(part) for part in documents_of_step(Store(str(run)), 13)]
-    actual = [document.model_dump(exclude={"loss", "targets", "excess"}) for document in event.documents]
+    actual = [document.model_dump(exclude={"loss", "targets", "level", "excess"}) for document in event.documents]
     place = lambda part: (part["row"], part["doc_start"], part["doc_id"])  # noqa: E731
     expected_value = [{name: part[name] for name in actual[0]} for part in expected]
     assert sorted(actual, key=place) == sorted(expected_value, key=place)
@@ -398,7 +398,8 @@ def test_a_spike_is_rewound_and_its_samples_are_skipped(whole: Path, tmp_path: P
     state, other = state_at(run, STEPS), state_at(knowing, STEPS)
     assert [name for name in other if not torch.equal(state[name], other[name])] == []
     guard, known = notes(run)[-1].progress.guard, notes(knowing)[-1].progress.guard
-    assert guard == known.model_copy(update={"rewinds": 1})
+    assert guard == known.model_copy(update={"rewinds": 1, "rewound": guard.rewound})
+    assert len(guard.rewound) == 1
     assert computed(run)[:12] == computed(whole)[:12]
     assert computed(run)[12:] != computed(whole)[12:]
     assert notes(run)[-1].identity.skip_length == 5
