@@ -115,12 +115,11 @@ class OwnModel(Transformer, ABC):
         targets_BT: Tensor | None = None,
         sources_B: Tensor | None = None,
         starts_N: Tensor | None = None,
-        ids_BT: Tensor | None = None,
-        keys_B: Tensor | None = None,
+        **others: Tensor | None,
     ) -> Tensor:
         """Return the total loss, 0-d, or without targets the float32 logits (B, T, V).
 
-        `x`: ids (B, T). `ids_BT` and `keys_B` are for parts of a transformer, and for dropout.
+        `x`: ids (B, T). `others`: `ids_BT` and `keys_B`, which parts of a transformer, and dropout, use.
         """
         hidden = self.hidden(x, documents_BT, starts_N)
         if targets_BT is None:

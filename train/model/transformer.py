@@ -222,25 +222,24 @@ class Transformer(nn.Module):
         targets_BT: Tensor | None = None,
         sources_B: Tensor | None = None,
         starts_N: Tensor | None = None,
-        ids_BT: Tensor | None = None,
-        keys_B: Tensor | None = None,
+        **others: Tensor | None,
     ) -> Tensor:
         """Return the residual stream, the loss or the logits of this part of the model.
 
         `x`: ids (B, T), or the residual stream (B, T, D) if other layers come before. If other layers follow, the
         result is the residual stream (B, T, D). Otherwise, with targets, the result is the total loss, 0-d. Without
         targets it is the float32 logits (B, T, V) of the next token, or with mlm of the token at the position.
-        `ids_BT`: the ids, where `x` is the stream and a layer of this part has value embeddings. `keys_B`: key of each
-        row, from which dropout is drawn; None = no dropout.
+        `others`: `ids_BT`, the ids, where `x` is the stream and a layer of this part has value embeddings; `keys_B`,
+        the key of each row, from which dropout is drawn (None = no dropout).
         """
         x_BTD: Tensor = x if self.embedding is None else self.embedding(x)
         documents = None if documents_BT is None else RowDocuments(documents_BT, starts_N, compute_dtype(x_BTD))
-        masks = self._with_draws(self._masks(x.shape[1], documents, x_BTD), keys_B, x.shape[1])
+        masks = self._with_draws(self._masks(x.shape[1], documents, x_BTD), others.get("keys_B"), x.shape[1])
         if self.embedding is not None and self.embedding_dropout:
             draws = next(iter(masks.values())).of_layer(BEFORE_LAYERS).draws
             x_BTD = drop_channels(x_BTD, self.embedding_dropout, draws, EMBEDDING)
         first_BTD = F.rms_norm(x_BTD, x_BTD.shape[-1:]) if self.shape.residual_mixing else None
-        ids_BT = x if self.embedding is not None else ids_BT
+        ids_BT = x if self.embedding is not None else others.get("ids_BT")
         for number, block in self.blocks.items():
             mask = masks[self.shape.window_of(int(number))].of_layer(int(number))
             x_BTD = self._run_layer(block, x_BTD, mask, first_BTD, self._values_of(number, ids_BT))

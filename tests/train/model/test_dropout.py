@@ -139,13 +139,13 @@ def test_the_gradient_is_that_of_finite_differences() -> None:
             [p for p in model.parameters() if p.grad is not None], losses["none"][1], strict=True
         ):
             direction = torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1), dtype=torch.double)
-            parameter.add_(direction, alpha=3e-3)
+            parameter.add_(direction, alpha=1e-3)
             above = stream_square(model, ids, documents_BT, keys_B)
-            parameter.add_(direction, alpha=-6e-3)
+            parameter.add_(direction, alpha=-2e-3)
             below = stream_square(model, ids, documents_BT, keys_B)
-            parameter.add_(direction, alpha=3e-3)
-            assert ((above - below) / 6e-3).item() == pytest.approx(
-                (gradient * direction).sum().item(), rel=5e-3, abs=1e-5
+            parameter.add_(direction, alpha=1e-3)
+            assert ((above - below) / 2e-3).item() == pytest.approx(
+                (gradient * direction).sum().item(), rel=5e-3, abs=2e-4
             )
 
 

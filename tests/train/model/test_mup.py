@@ -137,7 +137,7 @@ def test_coordinates_with_and_without_mup(optimizer: str) -> None:
     with_mup, without = checked("mup", optimizer), checked("standard", optimizer)
     assert [model.width for model in with_mup] == [32, 64, 128, 256]
     assert max(growth(with_mup, place) for place in with_mup[0].moved[-1]) < 1.1 < MAX_GROWTH
-    assert max(growth(without, place) for place in without[0].moved[-1]) > 1.3
+    assert max(growth(without, place) for place in without[0].moved[-1]) > 1.25
     assert with_mup[0].moved == without[0].moved  # the base width
     assert "activations move alike at all widths" in describe_check(with_mup, "mup")[-1]
     assert "a learning rate is right for one width only" in describe_check(without, "standard")[-1]

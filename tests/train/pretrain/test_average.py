@@ -18,6 +18,7 @@ from train.optim.average import decay_of
 pytestmark = pytest.mark.dist
 DECAY, STEPS = 0.8, 8
 CHANGES = {
+    "plan": {"qk_norm": False},  # Llama, as which it is exported, has none
     "optim": {"ema": DECAY},
     "train": {"steps": STEPS, "eval_every": 4},
     "checkpoint": {"every": 1, "keep": 20, "first": True},
