@@ -49,7 +49,7 @@ class ExportReceipt(BaseModel):
     id: str = Field(pattern=TAKEDOWN_ID)
     """Id of the export: a digest of the destination, the options, the tables and the checkpoint."""
     made: str
-    """Time at which the export was complete, or at which an incomplete one was begun, ISO 8601, UTC."""
+    """Time at which the export was complete, or at which an incomplete one was started, ISO 8601, UTC."""
     destination: str
     """URI or absolute path of the folder. A URI with credentials in it is refused before an export starts."""
     options: dict[str, Any]
@@ -71,7 +71,7 @@ class ExportReceipt(BaseModel):
     deleted: bool = False
     """True if a takedown has deleted its files to make it again; what is at the destination now is not of this one."""
     complete: bool = True
-    """False from the begin of an export to its end: if it was killed, files at the destination may hold documents."""
+    """False from the start of an export to its end: if it was killed, files at the destination may hold documents."""
 
     def command(self, run: Store) -> str:
         """Return the command that makes the export again, to be run when its folder is empty."""
