@@ -27,6 +27,7 @@ from train.config.train import CheckpointConfig
 from train.data.order import SampleOrder
 from train.data.stages import MASKS_VERSION, SkipList, stage_position
 from train.dataset_history import comparable_digest, digests_at_same_positions
+from train.model.shape import ADDED_FIELDS, ModelShape
 from train.monitor.guard import GuardState
 from train.parallel.devices import RunDevices
 from train.plan.plan import (
@@ -348,6 +349,9 @@ def deciding_settings(plan: Plan) -> dict[str, Any]:
     if plan.settings.train.objective != "causal":
         filled["train.masks_version"] = MASKS_VERSION
     shape = {f"shape.{name}": value for name, value in plan.shape.model_dump(mode="json").items()}
+    for name in ADDED_FIELDS:
+        if shape[f"shape.{name}"] == ModelShape.model_fields[name].default:
+            del shape[f"shape.{name}"]  # as in the checkpoints of earlier versions
     return shape | given | stage_rates(plan) | filled
 
 

@@ -36,7 +36,7 @@ from train.checkpoint.folder import (
     local_path,
 )
 from train.checkpoint.reader import CheckpointReader
-from train.model.shape import ModelShape
+from train.model.shape import ADDED_FIELDS, ModelShape
 from train.model.transformer import Transformer, build_model
 from train.parallel.ranks import Ranks
 
@@ -255,9 +255,9 @@ def read_tokenizer(dataset: Dataset) -> bytes:
 def shape_of(checkpoint: CheckpointMetadata) -> ModelShape:
     """Return the shape of a checkpoint's model."""
     try:
-        return ModelShape.model_validate(
-            {name: _setting(checkpoint, f"shape.{name}") for name in ModelShape.model_fields}
-        )
+        settings = checkpoint.identity.settings
+        names = [name for name in ModelShape.model_fields if name not in ADDED_FIELDS or f"shape.{name}" in settings]
+        return ModelShape.model_validate({name: _setting(checkpoint, f"shape.{name}") for name in names})
     except ValidationError as error:
         raise _damaged(checkpoint, "the shape of a model") from error
 

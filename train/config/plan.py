@@ -120,18 +120,32 @@ class PlanConfig(Section):
     """Width of a head; None = d_model / num_heads."""
     d_ffw: int | None = Field(None, ge=1)
     """Hidden width of the feed-forward; None = from the plan."""
-    activation: Literal["swiglu", "gelu"] = "swiglu"
-    """Feed-forward: three matrices with a gate, or two. Sources: Shazeer 2020, arXiv 2002.05202; Hendrycks and Gimpel
-    2016, arXiv 1606.08415."""
+    activation: Literal["swiglu", "gelu", "gelu_tanh"] = "swiglu"
+    """Feed-forward: three matrices with a gate, or two with GELU. gelu_tanh computes GELU by its approximation by tanh,
+    as GPT-2 does. Sources: Shazeer 2020, arXiv 2002.05202; Hendrycks and Gimpel 2016, arXiv 1606.08415."""
     bias: bool = False
     """Add biases to the matrices of the layers."""
     tie_embeddings: bool | None = None
     """Use the same matrix for input and output embedding; None = from the plan."""
     qk_norm: bool = False
     """Normalize queries and keys per head. Source: Dehghani et al. 2023, arXiv 2302.05442, section 2."""
-    positions: Literal["rope", "relative"] = "rope"
+    norm: Literal["rmsnorm", "layernorm"] = "rmsnorm"
+    """Norm of the residual stream; layernorm has gains and biases. Sources: Zhang and Sennrich 2019, arXiv 1910.07467;
+    Ba et al. 2016, arXiv 1607.06450."""
+    norm_position: Literal["pre", "post"] = "pre"
+    """pre: normalize the input of each half of a layer, and the output of the last layer, as GPT-2 does. post:
+    normalize the sum after each half of a layer, and the embeddings, as BERT does. Source: Xiong et al. 2020, arXiv
+    2002.04745."""
+    positions: Literal["rope", "relative", "learned"] = "rope"
     """rope: rotary (Su et al. 2021, arXiv 2104.09864); relative: Transformer-XL's, as in Gopher and Chinchilla (Dai et
-    al. 2019, arXiv 1901.02860, section 3.3), which holds all T × T scores of each head in memory."""
+    al. 2019, arXiv 1901.02860, section 3.3), which holds all T × T scores of each head in memory; learned: a vector for
+    each position of a row, as in GPT-2 and BERT (Devlin et al. 2018, arXiv 1810.04805)."""
+    max_positions: int = Field(0, ge=0)
+    """With positions = learned: number of positions that have a vector, at least the longest row of the run."""
+    num_token_types: int = Field(0, ge=0)
+    """Number of vectors for kinds of tokens, 2 in BERT; all tokens of a run are of the first kind. 0 = none."""
+    head_transform: bool = False
+    """Use the head of BERT: a square matrix, GELU and a norm before the output projection, and biases."""
     rope_theta: float = Field(10_000.0, gt=0)
     """Base of the rotary frequencies. Source: Su et al. 2021, arXiv 2104.09864, section 3.2.2."""
     rope_scaling: Literal["none", "linear", "llama3"] = "none"
@@ -142,7 +156,7 @@ class PlanConfig(Section):
     rope_original: int = Field(8192, ge=1)
     """With rope_scaling = llama3: the sequence length before the extension [tokens]."""
     norm_eps: float = Field(1e-5, gt=0)
-    """Number added to the mean square in RMSNorm."""
+    """Number added to the mean square, or to the variance, in a norm."""
     device_memory: int | None = execution(None, ge=1)
     """Memory of a device [bytes], into which a micro-batch must fit; None = unknown, not checked."""
     world_sizes: tuple[PositiveInt, ...] = execution((1, 2, 8, 64), min_length=1)
@@ -167,6 +181,10 @@ class PlanConfig(Section):
             (self.law == "own" and laws == 0, "law = own requires law_file: fit a law with `penstock ladder`"),
             (laws == 2, "law_file and own_law: expected a single law"),
             (self.positions != "rope" and bool(given), f"{', '.join(sorted(given))}: expected positions = rope"),
+            (
+                (self.positions == "learned") != bool(self.max_positions),
+                "positions = learned and max_positions require each other",
+            ),
             (self.rope_scaling == "none" and "rope_factor" in given, "rope_factor requires rope_scaling"),
             (
                 self.rope_scaling != "llama3" and "rope_original" in given,

@@ -48,8 +48,8 @@ class RowDocuments:
 def uses_blocks(device: torch.device, shape: ModelShape, dtype: torch.dtype) -> bool:
     """Return True if the device has a kernel that masks documents without a T × T matrix."""
     if device.type == "cuda":
-        return shape.positions == "rope" and shape.head_dim >= MIN_FLEX_HEAD and dtype in KERNEL_DTYPES
-    return shape.positions == "rope" and device.type == "cpu"
+        return shape.positions != "relative" and shape.head_dim >= MIN_FLEX_HEAD and dtype in KERNEL_DTYPES
+    return shape.positions != "relative" and device.type == "cpu"
 
 
 def document_mask(documents_BT: Tensor, causal: bool) -> Tensor:

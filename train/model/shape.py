@@ -12,7 +12,12 @@ from train.config.plan import PlanConfig
 COPIED_FIELDS = (
     "activation",
     "bias",
+    "norm",
+    "norm_position",
     "positions",
+    "max_positions",
+    "num_token_types",
+    "head_transform",
     "rope_theta",
     "rope_scaling",
     "rope_factor",
@@ -21,6 +26,8 @@ COPIED_FIELDS = (
     "qk_norm",
 )
 """Fields that a plan copies from its settings unchanged."""
+ADDED_FIELDS = ("norm", "norm_position", "max_positions", "num_token_types", "head_transform")
+"""Fields that a checkpoint of an earlier version does not have: its model has their default values."""
 MAX_LAYERS = 160
 TIED_SHARE = 0.2
 LOGIT_TILE = 128
@@ -34,7 +41,7 @@ SIZE_UNIT, ASPECT_UNIT = 0.1, math.log(2)
 
 
 class ModelShape(BaseModel):
-    """The shape of a transformer with RMSNorm before each half of a layer, grouped-query attention and feed-forward."""
+    """The shape of a transformer: layers of attention and feed-forward, their norms, positions, embeddings and head."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
@@ -52,12 +59,24 @@ class ModelShape(BaseModel):
     """Width of one head; num_heads × head_dim need not be d_model."""
     d_ffw: int
     """Hidden width of the feed-forward."""
-    activation: Literal["swiglu", "gelu"] = "swiglu"
-    """Feed-forward: three matrices with a gate, or two."""
+    activation: Literal["swiglu", "gelu", "gelu_tanh"] = "swiglu"
+    """Feed-forward: three matrices with a gate, or two with GELU, computed exactly or by its approximation by tanh."""
     bias: bool = False
     """True if the matrices of the layers have biases; the projection of relative positions never has."""
-    positions: Literal["rope", "relative"] = "rope"
-    """Rotary, or Transformer-XL's: a projection of the distances and two vectors for each head."""
+    norm: Literal["rmsnorm", "layernorm"] = "rmsnorm"
+    """RMSNorm with gains, or LayerNorm with gains and biases."""
+    norm_position: Literal["pre", "post"] = "pre"
+    """pre: the input of each half of a layer is normalized, and the output of the last layer. post: the sum after each
+    half of a layer is normalized, and the embeddings."""
+    positions: Literal["rope", "relative", "learned"] = "rope"
+    """Rotary; Transformer-XL's: a projection of the distances and two vectors for each head; or a learned vector for
+    each position of a row."""
+    max_positions: int = Field(default=0, ge=0)
+    """With positions = learned: number of positions that have a vector, the maximum length of a row; else 0."""
+    num_token_types: int = Field(default=0, ge=0)
+    """Number of vectors for kinds of tokens, as BERT has; all tokens are of the first kind. 0 = none."""
+    head_transform: bool = False
+    """True if the head of BERT is used: a square matrix, GELU and a norm before the output projection, and biases."""
     rope_theta: float = 10_000.0
     """Base of the rotary frequencies."""
     rope_scaling: Literal["none", "linear", "llama3"] = "none"
@@ -67,7 +86,7 @@ class ModelShape(BaseModel):
     rope_original: int = 8192
     """With rope_scaling = llama3: the sequence length before the extension [tokens]."""
     norm_eps: float = 1e-5
-    """Number added to the mean square in RMSNorm."""
+    """Number added to the mean square, or to the variance, in a norm."""
     qk_norm: bool = False
     """True if queries and keys go through an RMSNorm of head_dim weights each."""
     tie_embeddings: bool
@@ -90,13 +109,18 @@ def matrix_params_of_layer(shape: ModelShape) -> int:
     return attention + (3 if shape.activation == "swiglu" else 2) * shape.d_model * shape.d_ffw
 
 
+def params_of_norm(shape: ModelShape) -> int:
+    """Return the number of parameters of a norm of the residual stream."""
+    return (2 if shape.norm == "layernorm" else 1) * shape.d_model
+
+
 def params_of_layer(shape: ModelShape) -> int:
     """Return the number of parameters of one layer: matrices, biases, norms, and those of relative positions.
 
     Source for relative positions: Dai et al. 2019, arXiv 1901.02860, section 3.3 (W_{k,R}, u and v).
     """
     d, q, kv, ffw = shape.d_model, shape.query_width, shape.key_width, shape.d_ffw
-    norms = 2 * d + (2 * shape.head_dim if shape.qk_norm else 0)
+    norms = 2 * params_of_norm(shape) + (2 * shape.head_dim if shape.qk_norm else 0)
     biases = q + 2 * kv + d + (2 if shape.activation == "swiglu" else 1) * ffw + d
     relative = d * q + 2 * q
     return (
@@ -108,10 +132,13 @@ def params_of_layer(shape: ModelShape) -> int:
 
 
 def num_parameters(shape: ModelShape, embeddings: bool = True) -> int:
-    """Return the exact number of trainable parameters; without `embeddings`, both embedding matrices are excluded."""
-    body = shape.num_layers * params_of_layer(shape) + shape.d_model
-    matrices = 1 if shape.tie_embeddings else 2
-    return body + (matrices * shape.vocab_size * shape.d_model if embeddings else 0)
+    """Return the exact number of parameters; without `embeddings`, both embedding matrices are excluded, and the
+    vectors of positions and of kinds of tokens."""
+    body = shape.num_layers * params_of_layer(shape) + params_of_norm(shape)
+    if shape.head_transform:
+        body += shape.d_model * (shape.d_model + 1) + params_of_norm(shape) + shape.vocab_size
+    vectors = (1 if shape.tie_embeddings else 2) * shape.vocab_size + shape.max_positions + shape.num_token_types
+    return body + (vectors * shape.d_model if embeddings else 0)
 
 
 def padded_columns(columns: int, cuda: bool) -> int:
@@ -135,6 +162,8 @@ def flops_per_token(shape: ModelShape, seq_len: int, logits: bool = True) -> int
         # The projection of the distances, which have no gradient, and a third product with the scores.
         layer += 4 * shape.d_model * shape.query_width + 6 * shape.query_width * seq_len
     head = shape.vocab_size * shape.d_model if logits else 0
+    if shape.head_transform:
+        head += shape.d_model * shape.d_model
     return shape.num_layers * layer + 6 * head
 
 
@@ -218,7 +247,7 @@ def _shape(vocab_size: int, num_layers: int, d_model: int, plan: PlanConfig, tie
         if d_model >= WIDE_MODEL
         else -(-8 * d_model // 3 // 16) * 16
     )
-    ffw = 4 * d_model if plan.activation == "gelu" else gated
+    ffw = gated if plan.activation == "swiglu" else 4 * d_model
     problems = []
     if plan.head_dim is None and (d_model % num_heads or d_model // num_heads % 2):
         problems.append(("an even d_model / num_heads", f"{d_model} / {num_heads}", "num_heads"))

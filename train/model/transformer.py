@@ -1,4 +1,4 @@
-"""The transformer: RMSNorm, grouped-query attention and a gated feed-forward; the whole model or a range of its layers.
+"""The transformer: norms, grouped-query attention and feed-forward; the whole model or a range of its layers.
 
 It is built without storage (meta device). Weights are then made one parameter at a time from a seed and the parameter's
 name, so they are the same for any number of ranks and any layout. The model itself does not communicate: its attention
@@ -20,6 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
+from schemas.errors import ContractError
 from train.model.attention import (
     Attention,
     AttentionMask,
@@ -58,6 +59,13 @@ class LayerSpan:
         return self.stop == self.num_layers
 
 
+def make_norm(shape: ModelShape, size: int) -> nn.Module:
+    """Return a norm of the residual stream, of `size` numbers. Sources: Zhang 2019, 1910.07467; Ba 2016, 1607.06450."""
+    if shape.norm == "layernorm":
+        return nn.LayerNorm(size, eps=shape.norm_eps)
+    return nn.RMSNorm(size, eps=shape.norm_eps)
+
+
 class FeedForward(nn.Module):
     """SwiGLU, down(silu(gate(x)) * up(x)), or GELU, down(gelu(up(x))). Sources: Shazeer 2020, 2002.05202; Hendrycks
     2016, 1606.08415."""
@@ -68,23 +76,25 @@ class FeedForward(nn.Module):
         self.gate = nn.Linear(shape.d_model, shape.d_ffw, bias=shape.bias) if gated else None
         self.up = nn.Linear(shape.d_model, shape.d_ffw, bias=shape.bias)
         self.down = nn.Linear(shape.d_ffw, shape.d_model, bias=shape.bias)
+        self.approximate = "tanh" if shape.activation == "gelu_tanh" else "none"
 
     def forward(self, x_BTD: Tensor) -> Tensor:
         """Return the feed-forward's output, position by position, (B, T, D)."""
         up = self.up(x_BTD)
-        y_BTD: Tensor = self.down(F.gelu(up) if self.gate is None else F.silu(self.gate(x_BTD)) * up)
+        hidden = F.gelu(up, approximate=self.approximate) if self.gate is None else F.silu(self.gate(x_BTD)) * up
+        y_BTD: Tensor = self.down(hidden)
         return y_BTD
 
 
 class Block(nn.Module):
-    """One layer: attention, then feed-forward, each computed from the normalized stream and added to the stream."""
+    """One layer: attention, then feed-forward, each added to the stream; a norm before each half, or after each sum."""
 
     def __init__(self, shape: ModelShape, recompute: Recompute):
         super().__init__()
-        self.recompute = recompute
-        self.attention_norm = nn.RMSNorm(shape.d_model, eps=shape.norm_eps)
+        self.recompute, self.norm_position = recompute, shape.norm_position
+        self.attention_norm = make_norm(shape, shape.d_model)
         self.attention = Attention(shape)
-        self.ffn_norm = nn.RMSNorm(shape.d_model, eps=shape.norm_eps)
+        self.ffn_norm = make_norm(shape, shape.d_model)
         self.ffn = FeedForward(shape)
 
     def forward(self, x_BTD: Tensor, mask: AttentionMask) -> Tensor:
@@ -102,6 +112,11 @@ class Block(nn.Module):
         return y_BTD
 
     def _layer(self, x_BTD: Tensor, mask: AttentionMask) -> Tensor:
+        if self.norm_position == "post":
+            # Under autocast a norm returns float32, the dtype of the residual stream.
+            x_BTD = self.attention_norm(x_BTD + self.attention(x_BTD, mask))
+            x_BTD = self.ffn_norm(x_BTD + self.ffn(x_BTD))
+            return x_BTD
         x_BTD = x_BTD + self.attention(self.attention_norm(x_BTD), mask)
         x_BTD = x_BTD + self.ffn(self.ffn_norm(x_BTD))
         return x_BTD
@@ -129,6 +144,57 @@ _PRODUCTS = {
 """Operators whose outputs selective checkpointing stores: they cost most to recompute for the memory they need."""
 
 
+def has_extra_embeddings(shape: ModelShape) -> bool:
+    """Return True if anything is added to the embeddings of the tokens, or if they are normalized."""
+    return shape.positions == "learned" or shape.num_token_types > 0 or shape.norm_position == "post"
+
+
+class ExtraEmbeddings(nn.Module):
+    """What a model adds to the embeddings of the tokens: vectors of positions, and of the first kind of tokens.
+
+    With `norm_position = post`, the sum is normalized. Source: Devlin et al. 2018 (BERT), arXiv 1810.04805, section 3.
+    """
+
+    def __init__(self, shape: ModelShape):
+        super().__init__()
+        learned = shape.positions == "learned"
+        self.positions = nn.Embedding(shape.max_positions, shape.d_model) if learned else None
+        self.types = nn.Embedding(shape.num_token_types, shape.d_model) if shape.num_token_types else None
+        self.norm = make_norm(shape, shape.d_model) if shape.norm_position == "post" else None
+
+    def forward(self, x_BTD: Tensor, positions_T: Tensor) -> Tensor:
+        """Return the residual stream before the first layer. Raises ContractError if a row is too long."""
+        if self.positions is not None:
+            if positions_T.shape[0] > (most := self.positions.num_embeddings):
+                raise ContractError(
+                    f"model: expected rows of at most max_positions = {most} tokens, got {positions_T.shape[0]}. Use "
+                    "shorter rows, or a model with more positions."
+                )
+            x_BTD = x_BTD + self.positions(positions_T)
+        if self.types is not None:
+            x_BTD = x_BTD + self.types.weight[0]
+        y_BTD: Tensor = x_BTD if self.norm is None else self.norm(x_BTD)
+        return y_BTD
+
+
+class HeadTransform(nn.Module):
+    """The part of BERT's head before its output projection, and the bias of that projection.
+
+    Source: Devlin et al. 2018, arXiv 1810.04805, as published in code.
+    """
+
+    def __init__(self, shape: ModelShape):
+        super().__init__()
+        self.dense = nn.Linear(shape.d_model, shape.d_model)
+        self.norm = make_norm(shape, shape.d_model)
+        self.output_bias = nn.Parameter(torch.empty(shape.vocab_size))
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        """Return the stream that the output projection reads, (B, T, D)."""
+        y_BTD: Tensor = self.norm(F.gelu(self.dense(x_BTD)))
+        return y_BTD
+
+
 class Transformer(nn.Module):
     """The model, or a range of its layers for a pipeline stage."""
 
@@ -137,9 +203,11 @@ class Transformer(nn.Module):
         super().__init__()
         self.shape, self.span, self.causal = shape, span, causal
         self.embedding = nn.Embedding(shape.vocab_size, shape.d_model) if span.begins else None
+        self.extra = ExtraEmbeddings(shape) if span.begins and has_extra_embeddings(shape) else None
         # Keyed by the layer's number in the whole model, so that a parameter has the same name on every rank.
         self.blocks = nn.ModuleDict({str(i): Block(shape, recompute(i)) for i in range(span.first, span.stop)})
-        self.norm = nn.RMSNorm(shape.d_model, eps=shape.norm_eps) if span.ends else None
+        self.norm = make_norm(shape, shape.d_model) if span.ends and shape.norm_position == "pre" else None
+        self.transform = HeadTransform(shape) if span.ends and shape.head_transform else None
         self.head: nn.Module | None = None
         if span.ends and not (shape.tie_embeddings and span.begins):
             # A tied matrix in the last pipeline stage is a copy of the embedding, which the layout keeps equal.
@@ -172,15 +240,20 @@ class Transformer(nn.Module):
         x_BTD: Tensor = x if self.embedding is None else self.embedding(x)
         documents = None if documents_BT is None else RowDocuments(documents_BT, starts_N, compute_dtype(x_BTD))
         mask = additive_mask(self.attention_mask(x.shape[1], documents, x.device), x_BTD)
+        if self.extra is not None:
+            x_BTD = self.extra(x_BTD, mask.positions_T)
         for block in self.blocks.values():
             x_BTD = self._run_layer(block, x_BTD, mask)
-        if self.norm is None:
+        if not self.span.ends:
             return x_BTD
-        x_BTD = self.norm(x_BTD)
+        x_BTD = x_BTD if self.norm is None else self.norm(x_BTD)
+        bias_V = None
+        if self.transform is not None:
+            x_BTD, bias_V = self.transform(x_BTD), self.transform.output_bias
         weight_VD = self.embedding.weight if self.head is None else self.head.weight  # type: ignore[union-attr]
         if targets_BT is None:
-            return F.linear(x_BTD, weight_VD).float()  # type: ignore[arg-type]
-        return self.loss(x_BTD, weight_VD, targets_BT, sources_B)  # type: ignore[arg-type]
+            return F.linear(x_BTD, weight_VD, bias_V).float()  # type: ignore[arg-type]
+        return self.loss(x_BTD, weight_VD, targets_BT, sources_B, bias_V)  # type: ignore[arg-type]
 
     def _run_layer(self, block: nn.Module, x_BTD: Tensor, mask: AttentionMask) -> Tensor:
         y_BTD: Tensor
@@ -222,6 +295,8 @@ class Transformer(nn.Module):
         if shape.positions == "relative":
             distances_LD = sinusoids(len(positions_T), self.causal, shape.d_model, device)
             return AttentionMask(positions_T, None, mask_B1TT, self.causal, distances_LD=distances_LD)
+        if shape.positions == "learned":
+            return AttentionMask(positions_T, None, mask_B1TT, self.causal)
         return AttentionMask(positions_T, rotation_table(positions_T, shape), mask_B1TT, self.causal)
 
 

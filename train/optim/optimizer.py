@@ -12,7 +12,7 @@ from schemas.errors import ContractError
 from train.config.optim import OPTIMIZERS, DeclaredOptimizer, OptimConfig
 from train.optim.parameter import Gradients, ShardedParameter, UpdateInputs, local_tensor, region_of
 
-EMBEDDING_NAME = "embedding.weight"
+EMBEDDING_NAMES = ("embedding.weight", "extra.positions.weight", "extra.types.weight")
 
 
 class UpdateRule(Protocol):
@@ -53,12 +53,12 @@ def make_optimizer(parameters: Mapping[str, nn.Parameter], config: OptimConfig) 
     """Return the optimizer of these parameters, with its state allocated.
 
     Parameters, by name, are plain tensors or DTensors on any meshes. Ranks with shards of the same parameters must pass
-    the parameters in the same order. Weight decay applies to matrices, but to the embedding only with
+    the parameters in the same order. Weight decay applies to matrices, but to embeddings only with
     `decay_embeddings`.
     """
     members = [ShardedParameter(name, parameter, region_of(name, parameter)) for name, parameter in parameters.items()]
     for member in members:
-        if member.is_matrix and (config.decay_embeddings or member.name != EMBEDDING_NAME):
+        if member.is_matrix and (config.decay_embeddings or member.name not in EMBEDDING_NAMES):
             member.weight_decay = config.weight_decay
     config = config.for_device(next((member.parameter.device.type for member in members), "cpu"))
     declared = OPTIMIZERS[config.optimizer]

@@ -169,6 +169,13 @@ def _head_problems(shape: ModelShape, layout: LayoutConfig) -> Iterator[str]:
     ):
         if size % ranks:
             yield f"plan.{name}: expected a multiple of {by}, got {size}"
+    whole = {"positions": shape.positions == "learned", "norm_position": shape.norm_position == "post"}
+    whole |= {"head_transform": shape.head_transform, "num_token_types": shape.num_token_types > 0}
+    if layout.tensor > 1 and (given := [f"plan.{name}" for name, is_given in whole.items() if is_given]):
+        yield (
+            f"layout.tensor: expected 1 with {', '.join(given)}, whose weights are not split, got {layout.tensor}. Set "
+            "layout.tensor = 1 and use another axis."
+        )
     if shape.positions == "relative" and max(layout.tensor, layout.context) > 1:
         yield (
             "plan.positions: expected rotary positions with tensor or context > 1, got positions = relative. Set "

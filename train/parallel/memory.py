@@ -13,7 +13,7 @@ from schemas.errors import ConfigError
 from train.config.layout import LayoutConfig
 from train.config.optim import OPTIMIZERS
 from train.config.settings import Settings
-from train.model.shape import ModelShape, matrix_params_of_layer, padded_columns, params_of_layer
+from train.model.shape import ModelShape, matrix_params_of_layer, num_parameters, padded_columns, params_of_layer
 from train.parallel.layout import axes_of, chunks_in_flight, data_ranks, layers_of, num_micro_batches, stages_of
 
 # The activations that a layer keeps for its backward pass are counted tensor by tensor, for the code as it is. On a
@@ -191,8 +191,12 @@ class RankMemory:
         self.matrices = matrix_params_of_layer(shape) // layout.tensor
         self.layer = params_of_layer(shape) - matrix_params_of_layer(shape) + self.matrices
         self.vocabulary = -(-shape.vocab_size // layout.tensor) * shape.d_model
-        copies = (0 in stages) + (self.ends and not (shape.tie_embeddings and last == 0))
-        self.outer = copies * self.vocabulary + (shape.d_model if self.ends else 0)
+        self.copies = copies = (0 in stages) + (self.ends and not (shape.tie_embeddings and last == 0))
+        others = num_parameters(shape) - shape.num_layers * params_of_layer(shape)
+        others -= (1 if shape.tie_embeddings else 2) * shape.vocab_size * shape.d_model
+        # Vectors of positions and of kinds of tokens are on the first stage, the norm and the head on the last.
+        first = (shape.max_positions + shape.num_token_types) * shape.d_model
+        self.outer = copies * self.vocabulary + (0 in stages) * first + self.ends * (others - first)
         self.params = self.layers * self.layer + self.outer
 
     def moments(self) -> dict[str, dict[str, int]]:
@@ -245,7 +249,7 @@ class RankMemory:
         over = self.replicas if self.settings.layout.data == "zero1" else self.shards
         d, q, kv, ffw = shape.d_model, shape.query_width, shape.key_width, shape.d_ffw
         sides = 2 * (d + q) + 2 * (d + kv) + (3 if shape.activation == "swiglu" else 2) * (d + ffw)
-        vocabularies, matrices = round(self.outer / self.vocabulary), self.layers * self.matrices
+        vocabularies, matrices = self.copies, self.layers * self.matrices
         vectors = self.params - matrices - vocabularies * self.vocabulary
         # States with a value per row or column are not sharded.
         whole = inner.side * self.layers * sides + outer.side * vocabularies * (shape.vocab_size + d)

@@ -13,6 +13,7 @@ from schemas.errors import ConfigError
 from schemas.storage import Store
 from schemas.tokens import Dataset
 from train.config.settings import Settings
+from train.config.train import TrainConfig
 from train.data.order import SampleOrder, open_streams, samples_of_epochs, stage_counts, tokens_by_source
 from train.data.packing import Packing, open_packings, write_packing
 from train.data.permutation import RowOrder
@@ -49,6 +50,7 @@ def make_plan(run: Store, dataset: Dataset, settings: Settings) -> Plan:
     target = offer.target
     shape = choose_shape(target.params, dataset.tokenizer.vocab_size, sizing)
     check_size_reached(target, sizing, shape)
+    _check_positions(shape, train)
     num_params = num_parameters(shape)
     tokens = tokens_of_shape(target, sizing, shape, offer.most_samples * train.seq_len)
     body_flops = flops_per_token(shape, train.seq_len, logits=False)
@@ -105,6 +107,16 @@ def _offered(
     length = row_length(train, train.seq_len)
     target = target_of(settings, dataset.tokenizer.vocab_size, unique, most * train.seq_len, peak_of(settings), length)
     return DatasetOffer(samples, most, target, train.seq_len, packing.sources if packing else ())
+
+
+def _check_positions(shape: ModelShape, train: TrainConfig) -> None:
+    """Raise ConfigError if a row of the run has more positions than a model with learned positions."""
+    longest = max(row_length(train, seq_len) for seq_len in stage_lengths(train))
+    if shape.positions == "learned" and longest > shape.max_positions:
+        raise ConfigError(
+            f"train.seq_len: expected rows of at most plan.max_positions = {shape.max_positions} tokens, got {longest}."
+            " Lower train.seq_len, or raise plan.max_positions."
+        )
 
 
 def _power_of_two(sequences: float, most: int) -> int:

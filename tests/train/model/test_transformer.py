@@ -27,6 +27,17 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "relative": {"positions": "relative"},
     "relative, all key heads": {"positions": "relative", "num_kv_heads": 4, "head_dim": 10},
     "relative, bias, gelu, qk_norm": {"positions": "relative", "bias": True, "activation": "gelu", "qk_norm": True},
+    "layernorm": {"norm": "layernorm"},
+    "post-norm": {"norm_position": "post"},
+    "GPT-2": {
+        **{"norm": "layernorm", "positions": "learned", "max_positions": 17, "activation": "gelu_tanh"},
+        **{"bias": True, "tie_embeddings": True, "num_kv_heads": 4},
+    },
+    "BERT": {
+        **{"norm": "layernorm", "norm_position": "post", "positions": "learned", "max_positions": 17},
+        **{"num_token_types": 2, "head_transform": True, "activation": "gelu", "bias": True, "tie_embeddings": True},
+        **{"num_kv_heads": 4, "norm_eps": 1e-12},
+    },
     "linear": {"rope_scaling": "linear", "rope_factor": 4.0},
     "llama3": {"rope_scaling": "llama3", "rope_factor": 8.0, "rope_original": 32},
 }
@@ -61,7 +72,7 @@ def test_logits_and_gradients_equal_the_oracle(name: str, causal: bool) -> None:
         gradients = torch.autograd.grad((actual * weighting).sum(), list(weights.values()))
         references = torch.autograd.grad((expected * weighting).sum(), list(weights.values()))
         for parameter, gradient, reference in zip(weights, gradients, references):
-            assert (gradient - reference).norm() <= 1e-5 * reference.norm() + 1e-6, parameter
+            assert (gradient - reference).norm() <= 1e-5 * reference.norm() + 2e-6, parameter
 
 
 def test_number_of_parameters_is_the_plans() -> None:
@@ -69,9 +80,12 @@ def test_number_of_parameters_is_the_plans() -> None:
         "activation": ("swiglu", "gelu"),
         "bias": (False, True),
         "positions": ("rope", "relative"),
+        "norm": ("rmsnorm", "layernorm"),
+        "norm_position": ("pre", "post"),
+        "head_transform": (False, True),
         "qk_norm": (False, True),
         "tie_embeddings": (False, True),
-        "num_kv_heads": (1, 2, 4),
+        "num_kv_heads": (1, 4),
         "head_dim": (6, 8),
     }
     for values in itertools.product(*choices.values()):

@@ -136,7 +136,7 @@ class Compute:
         pairs = rows * length * length / split.context
         by_keys = split.context > 1 and split.context_by == "keys"
         # A materialized mask is computed in full; otherwise a causal kernel skips half of the pairs.
-        if self.settings.train.objective != "mlm" and not by_keys and shape.positions == "rope":
+        if self.settings.train.objective != "mlm" and not by_keys and shape.positions != "relative":
             pairs /= 2
         products = 6 if shape.positions == "relative" else 4
         return products * pairs * shape.query_width / split.tensor / self._attention_flops
