@@ -21,7 +21,7 @@ from torch.nn.attention.flex_attention import BlockMask, flex_attention
 
 from train.model.cpu_attention import MAX_TILE_QUERIES, attend_in_tiles
 from train.model.flash_attention import KERNEL_DTYPES, attend_varlen
-from train.model.shape import ModelShape
+from train.model.shape import LLAMA_TURNS, ModelShape
 
 # Masks of documents that share a row. With a 16-bit dtype, a CUDA device uses FlashAttention
 # (train/model/flash_attention.py), or FlexAttention for the shapes that FlashAttention does not support. A CPU cuts the
@@ -289,14 +289,10 @@ def rotary_frequencies(shape: ModelShape, device: torch.device) -> Tensor:
     if shape.rope_scaling == "llama3":
         # Wavelengths up to a quarter of the original length are unchanged; those above that length are fully stretched.
         turns = shape.rope_original * frequencies / (2 * math.pi)
-        kept = ((turns - LOW_TURNS) / (HIGH_TURNS - LOW_TURNS)).clamp(0, 1)
+        low, high = LLAMA_TURNS
+        kept = ((turns - low) / (high - low)).clamp(0, 1)
         return frequencies * (kept + (1 - kept) / shape.rope_factor)
     return frequencies
-
-
-LOW_TURNS, HIGH_TURNS = 1.0, 4.0
-"""With rope_scaling = llama3, a frequency with at most LOW_TURNS turns over the original length is divided by the
-factor; one with at least HIGH_TURNS turns is unchanged."""
 
 
 def rotate(x_BTHK: Tensor, rotation: Rotation) -> Tensor:

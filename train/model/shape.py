@@ -28,6 +28,9 @@ COPIED_FIELDS = (
 """Fields that a plan copies from its settings unchanged."""
 ADDED_FIELDS = ("norm", "norm_position", "max_positions", "num_token_types", "head_transform")
 """Fields that a checkpoint of an earlier version does not have: its model has their default values."""
+LLAMA_TURNS = (1.0, 4.0)
+"""With rope_scaling = llama3, a frequency with at most the first number of turns over the original length is divided by
+the factor; one with at least the second number of turns is unchanged."""
 MAX_LAYERS = 160
 TIED_SHARE = 0.2
 LOGIT_TILE = 128
