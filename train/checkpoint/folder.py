@@ -352,6 +352,8 @@ def deciding_settings(plan: Plan) -> dict[str, Any]:
     for name in ADDED_FIELDS:
         if shape[f"shape.{name}"] == ModelShape.model_fields[name].default:
             del shape[f"shape.{name}"]  # as in the checkpoints of earlier versions
+    if plan.origin is not None:
+        filled["train.init_from"] = plan.origin.digest
     return shape | given | stage_rates(plan) | filled
 
 
@@ -419,6 +421,31 @@ def check_plan(run: Store, checkpoint: CheckpointMetadata) -> None:
             f"{run.uri}/{PLAN_NAME}: expected the plan that {checkpoint.name} was trained with, got one with {others}. "
             "Restore the file or the checkpoint from a backup."
         )
+
+
+def setting_of(checkpoint: CheckpointMetadata, name: str) -> Any:
+    """Return a setting of a checkpoint. Raises ContractError if its metadata lacks the setting."""
+    if name not in checkpoint.identity.settings:
+        raise damaged(checkpoint, f"a setting {name}")
+    return checkpoint.identity.settings[name]
+
+
+def damaged(checkpoint: CheckpointMetadata, expected: str) -> ContractError:
+    """Return the error of checkpoint metadata that has other values than `expected`."""
+    return ContractError(
+        f"{checkpoint.name}/{METADATA_NAME}: expected {expected}, got other values. Restore the file from a backup, or "
+        "remove the folder."
+    )
+
+
+def shape_of(checkpoint: CheckpointMetadata) -> ModelShape:
+    """Return the shape of a checkpoint's model. Raises ContractError if its metadata does not have one."""
+    settings = checkpoint.identity.settings
+    names = [name for name in ModelShape.model_fields if name not in ADDED_FIELDS or f"shape.{name}" in settings]
+    try:
+        return ModelShape.model_validate({name: setting_of(checkpoint, f"shape.{name}") for name in names})
+    except ValidationError as error:
+        raise damaged(checkpoint, "the shape of a model") from error
 
 
 # The order of the samples that the checkpoints were trained on, for everything that reads it after training.

@@ -62,8 +62,9 @@ class Settings(BaseModel):
             content["optim.muon_precision"] = "fp32"  # unused, and so the same on every device
         if self.train.precision != "fp8":
             del content["train.fp8_scaling"]
-        if not self.train.epochs:
-            del content["train.epochs"]
+        for name in ("epochs", "freeze"):
+            if not getattr(self.train, name):
+                del content[f"train.{name}"]
         return content
 
     def for_device(self, kind: str, capability: tuple[int, int] | None = None) -> "Settings":

@@ -16,7 +16,7 @@ Config = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
-class Place:
+class StoredPlace:
     """The place of a parameter in the weights of a family."""
 
     name: str
@@ -38,12 +38,12 @@ class Family:
     """Class of `transformers`."""
     fixed: Mapping[str, Any]
     """Fields of our shape that are the same for the whole family."""
-    outside: Mapping[str, Place]
-    """Place of each module of ours outside of the layers."""
+    outside: Mapping[str, StoredPlace]
+    """StoredPlace of each module of ours outside of the layers."""
     layers: str
     """Name of the list of layers."""
-    inside: Mapping[str, Place]
-    """Place of each module of ours in a layer, below the layer."""
+    inside: Mapping[str, StoredPlace]
+    """StoredPlace of each module of ours in a layer, below the layer."""
     write: Callable[[ModelShape, int], dict[str, Any]]
     """Function of (shape, sequence length) to the keys of config.json that only this family has."""
     read: Callable[[Config], dict[str, Any]]
@@ -58,8 +58,8 @@ class Family:
     """Training objectives of models whose attention is that of the family."""
     is_square: bool = False
     """True if each head has its own key, and all heads together the width of the model."""
-    head: Place = field(default_factory=lambda: Place("lm_head"))
-    """Place of the output matrix, if it is not the embedding."""
+    head: StoredPlace = field(default_factory=lambda: StoredPlace("lm_head"))
+    """StoredPlace of the output matrix, if it is not the embedding."""
 
 
 def family_of(shape: ModelShape) -> Family:
@@ -85,7 +85,7 @@ def _beyond(family: Family, shape: ModelShape) -> Iterator[str]:
         yield f"num_heads · head_dim = {shape.query_width}"
 
 
-def places_of(family: Family, names: Iterator[str]) -> dict[str, Place]:
+def places_of(family: Family, names: Iterator[str]) -> dict[str, StoredPlace]:
     """Return the place of each parameter of ours, with the full name there. `names`: names of our parameters."""
     placed = {}
     for name in names:
@@ -97,7 +97,7 @@ def places_of(family: Family, names: Iterator[str]) -> dict[str, Place]:
             place, begin = family.head if module == "head" else family.outside[module], ""
         kind = "bias" if kind == "output_bias" else kind
         is_transposed = place.is_transposed and kind == "weight"
-        placed[name] = Place(f"{begin}{place.name}.{kind}", is_transposed, place.part, place.num_parts)
+        placed[name] = StoredPlace(f"{begin}{place.name}.{kind}", is_transposed, place.part, place.num_parts)
     return placed
 
 
@@ -277,9 +277,9 @@ def _bert_conditions(config: Config) -> Iterator[tuple[bool, str]]:
     yield not config.get("tie_word_embeddings", True), "tie_word_embeddings = false"
 
 
-def _places(**names: str) -> dict[str, Place]:
+def _places(**names: str) -> dict[str, StoredPlace]:
     """Return places by module; in keywords, two underscores stand for the dot of a name."""
-    return {module.replace("__", "."): Place(name) for module, name in names.items()}
+    return {module.replace("__", "."): StoredPlace(name) for module, name in names.items()}
 
 
 ROTARY = {
@@ -304,12 +304,12 @@ LEARNED = {"norm": "layernorm", "positions": "learned", "bias": True, "qk_norm":
 GPT2_INSIDE = {
     **_places(attention_norm="ln_1", ffn_norm="ln_2"),
     **{
-        f"attention.{name}": Place("attn.c_attn", is_transposed=True, part=part, num_parts=3)
+        f"attention.{name}": StoredPlace("attn.c_attn", is_transposed=True, part=part, num_parts=3)
         for part, name in enumerate(("query", "key", "value"))
     },
-    "attention.out": Place("attn.c_proj", is_transposed=True),
-    "ffn.up": Place("mlp.c_fc", is_transposed=True),
-    "ffn.down": Place("mlp.c_proj", is_transposed=True),
+    "attention.out": StoredPlace("attn.c_proj", is_transposed=True),
+    "ffn.up": StoredPlace("mlp.c_fc", is_transposed=True),
+    "ffn.down": StoredPlace("mlp.c_proj", is_transposed=True),
 }
 FAMILIES = {
     "llama": Family(

@@ -24,14 +24,13 @@ from schemas.logs import LOGGER, print_error, printable_output
 from schemas.storage import Store
 from schemas.tokens import TokenizerContract
 from schemas.versions import DATASET
-from train.checkpoint.folder import CheckpointMetadata
+from train.checkpoint.folder import CheckpointMetadata, shape_of
 from train.checkpoint.state import (
     check_objective,
     open_checkpoint,
     read_model,
     read_tokenizer,
     sequence_length_of,
-    shape_of,
 )
 from train.export.families import family_of
 from train.export.model_folder import CONFIG, json_bytes

@@ -12,24 +12,18 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from schemas.errors import ContractError
-from train.export.families import Place, family_of, name_there, places_of, shape_of_config
+from train.export.families import StoredPlace, family_of, name_there, places_of, shape_of_config
 from train.export.model_folder import CONFIG, INDEX, WEIGHTS, check_file, json_bytes, read_json, weight_files
-from train.model.shape import ModelShape
-from train.model.transformer import build_model
+from train.model.shape import ModelShape, parameter_sizes
 
 Region = tuple[slice, ...]
 FLOATING = ("F64", "F32", "F16", "BF16")
 """Names that safetensors gives to the formats of floating-point numbers."""
 
 
-def sizes_of(shape: ModelShape) -> dict[str, tuple[int, ...]]:
-    """Return the size of every parameter of a model of this shape, by name."""
-    return {name: tuple(parameter.shape) for name, parameter in build_model(shape).named_parameters()}
-
-
 def check_sizes(actual: Mapping[str, Sequence[int]], shape: ModelShape, where: str) -> None:
     """Raise ContractError unless `actual` has exactly the parameters of a model of this shape."""
-    expected = sizes_of(shape)
+    expected = parameter_sizes(shape)
     problems = [f"{name} is missing" for name in expected if name not in actual]
     problems += [f"{name} is not one of its parameters" for name in actual if name not in expected]
     problems += [
@@ -52,7 +46,7 @@ class StoredWeights:
         """`stack` closes the files. Raises ConfigError if our model does not support the configuration, ContractError
         if files are damaged or weights do not match it."""
         self.family, self.shape = shape_of_config(read_json(folder / CONFIG), str(folder / CONFIG))
-        self.places = places_of(self.family, iter(sizes_of(self.shape)))
+        self.places = places_of(self.family, iter(parameter_sizes(self.shape)))
         self._folder, self._files = folder, dict[str, tuple[Any, str, Path]]()
         """By name in the table of the family: open file, name in the file, path."""
         for path in weight_files(folder):
@@ -84,7 +78,7 @@ class StoredWeights:
                 )
             size = list(held.get_shape())
             for name in ours.get(theirs, [theirs]):
-                place = self.places.get(name, Place(name))
+                place = self.places.get(name, StoredPlace(name))
                 part = [*size[:-1], size[-1] // place.num_parts] if place.num_parts > 1 else size
                 actual[name] = part[::-1] if place.is_transposed else part
         check_sizes(actual, self.shape, str(self._folder))
@@ -110,14 +104,14 @@ class StoredWeights:
         """Return every parameter of ours, float32, by name."""
         return {
             name: self.read(name, tuple(slice(0, size) for size in sizes)).contiguous()
-            for name, sizes in sizes_of(self.shape).items()
+            for name, sizes in parameter_sizes(self.shape).items()
         }
 
 
 def write_weights(folder: Path, state: Mapping[str, Tensor], shape: ModelShape, max_bytes: int) -> None:
     """Write the parameters to one file, or to several with an index that names the file of each parameter."""
-    parts: dict[str, list[tuple[Place, str]]] = {}
-    for name, place in places_of(family_of(shape), iter(sizes_of(shape))).items():
+    parts: dict[str, list[tuple[StoredPlace, str]]] = {}
+    for name, place in places_of(family_of(shape), iter(parameter_sizes(shape))).items():
         parts.setdefault(place.name, []).append((place, name))
     sizes = {theirs: sum(state[name].nbytes for _, name in held) for theirs, held in parts.items()}
     shards: list[list[str]] = [[]]
@@ -140,7 +134,7 @@ def write_weights(folder: Path, state: Mapping[str, Tensor], shape: ModelShape, 
         (folder / INDEX).write_bytes(text)
 
 
-def _joined(state: Mapping[str, Tensor], parts: Sequence[tuple[Place, str]]) -> Tensor:
+def _joined(state: Mapping[str, Tensor], parts: Sequence[tuple[StoredPlace, str]]) -> Tensor:
     """Return a tensor of theirs, made of parameters of ours."""
     turned = [
         state[name].detach().cpu().T if place.is_transposed else state[name].detach().cpu() for place, name in parts

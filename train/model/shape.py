@@ -1,7 +1,7 @@
 """The shape of the model, its number of parameters and FLOPs, and the choice of a shape for a number of parameters."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -142,6 +142,51 @@ def num_parameters(shape: ModelShape, embeddings: bool = True) -> int:
         body += shape.d_model * (shape.d_model + 1) + params_of_norm(shape) + shape.vocab_size
     vectors = (1 if shape.tie_embeddings else 2) * shape.vocab_size + shape.max_positions + shape.num_token_types
     return body + (vectors * shape.d_model if embeddings else 0)
+
+
+def parameter_sizes(shape: ModelShape) -> dict[str, tuple[int, ...]]:
+    """Return the size of every parameter of the torch model, by name and in its order."""
+    d, vocabulary = shape.d_model, (shape.vocab_size, shape.d_model)
+
+    def norm(name: str) -> dict[str, tuple[int, ...]]:
+        kinds = ("weight", "bias") if shape.norm == "layernorm" else ("weight",)
+        return {f"{name}.{kind}": (d,) for kind in kinds}
+
+    sizes: dict[str, tuple[int, ...]] = {"embedding.weight": vocabulary}
+    if shape.positions == "learned":
+        sizes["extra.positions.weight"] = (shape.max_positions, d)
+    if shape.num_token_types:
+        sizes["extra.types.weight"] = (shape.num_token_types, d)
+    sizes |= norm("extra.norm") if shape.norm_position == "post" else {}
+    for layer in range(shape.num_layers):
+        sizes |= {f"blocks.{layer}.{name}": size for name, size in _sizes_of_layer(shape, norm).items()}
+    sizes |= norm("norm") if shape.norm_position == "pre" else {}
+    if shape.head_transform:
+        sizes |= {"transform.output_bias": (shape.vocab_size,), "transform.dense.weight": (d, d)}
+        sizes |= {"transform.dense.bias": (d,), **norm("transform.norm")}
+    return sizes if shape.tie_embeddings else sizes | {"head.weight": vocabulary}
+
+
+def _sizes_of_layer(shape: ModelShape, norm: Callable[[str], dict[str, tuple[int, ...]]]) -> dict[str, tuple[int, ...]]:
+    d, q, kv, ffw = shape.d_model, shape.query_width, shape.key_width, shape.d_ffw
+    attention = {"query": (q, d), "key": (kv, d), "value": (kv, d), "out": (d, q)}
+    sizes = norm("attention_norm") | _matrices("attention", attention, shape.bias)
+    if shape.qk_norm:
+        sizes |= dict.fromkeys(("attention.query_norm.weight", "attention.key_norm.weight"), (shape.head_dim,))
+    if shape.positions == "relative":
+        sizes |= {f"attention.relative.{name}_bias": (q,) for name in ("content", "distance")}
+        sizes |= {"attention.relative.distance.weight": (q, d)}
+    gate = {"gate": (ffw, d)} if shape.activation == "swiglu" else {}
+    return sizes | norm("ffn_norm") | _matrices("ffn", gate | {"up": (ffw, d), "down": (d, ffw)}, shape.bias)
+
+
+def _matrices(module: str, sizes: Mapping[str, tuple[int, int]], bias: bool) -> dict[str, tuple[int, ...]]:
+    named: dict[str, tuple[int, ...]] = {}
+    for name, size in sizes.items():
+        named[f"{module}.{name}.weight"] = size
+        if bias:
+            named[f"{module}.{name}.bias"] = size[:1]
+    return named
 
 
 def padded_columns(columns: int, cuda: bool) -> int:

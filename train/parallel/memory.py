@@ -13,7 +13,15 @@ from schemas.errors import ConfigError
 from train.config.layout import LayoutConfig
 from train.config.optim import OPTIMIZERS
 from train.config.settings import Settings
-from train.model.shape import ModelShape, matrix_params_of_layer, num_parameters, padded_columns, params_of_layer
+from train.model.freeze import frozen_names
+from train.model.shape import (
+    ModelShape,
+    matrix_params_of_layer,
+    num_parameters,
+    padded_columns,
+    parameter_sizes,
+    params_of_layer,
+)
 from train.parallel.layout import axes_of, chunks_in_flight, data_ranks, layers_of, num_micro_batches, stages_of
 
 # The activations that a layer keeps for its backward pass are counted tensor by tensor, for the code as it is. On a
@@ -198,6 +206,9 @@ class RankMemory:
         first = (shape.max_positions + shape.num_token_types) * shape.d_model
         self.outer = copies * self.vocabulary + (0 in stages) * first + self.ends * (others - first)
         self.params = self.layers * self.layer + self.outer
+        self.frozen = self._frozen(stages, last + 1)
+        """Sizes of the parameters that this rank holds and does not train, by name."""
+        self.trained = self.params - sum(self.frozen.values())
 
     def moments(self) -> dict[str, dict[str, int]]:
         """Return the bytes in memory at each moment of a step, by purpose.
@@ -207,7 +218,7 @@ class RankMemory:
         held = {"weights": 4 * self.params // self.shards, "states": self.states(), "batch": self._batch()}
         together = self.micro_batches > 1 or (self.whole and self.replicas > 1)
         kept_whole = not self.sharded or self.axes["pipeline"] > 1 or self.settings.layout.compress != "none"
-        whole = 4 * self.params // (1 if kept_whole else self.shards) if together else 0
+        whole = 4 * self.trained // (1 if kept_whole else self.shards) if together else 0
         activations = self._activations()
         if self.settings.layout.pipeline > 1 and self.in_flight == self.micro_batches:
             # All forward passes run first: when gradients accumulate, the activations of a micro-batch are already
@@ -229,14 +240,14 @@ class RankMemory:
             },
             "end": held
             | {
-                "gradients": 4 * self.params // self.shards,
+                "gradients": 4 * self.trained // self.shards,
                 "gathered": self._gathered(1, 0),
                 "unreduced": self._unreduced_outside(),
                 "transfer": self._transfer(),
             },
             "update": held
             | {
-                "gradients": 4 * self.params // self.shards,
+                "gradients": 4 * self.trained // self.shards,
                 "update": self._update(),
                 "transfer": self._errors(),
             },
@@ -254,8 +265,26 @@ class RankMemory:
         # States with a value per row or column are not sharded.
         whole = inner.side * self.layers * sides + outer.side * vocabularies * (shape.vocab_size + d)
         sharded = inner.matrix * matrices + outer.matrix * vocabularies * self.vocabulary + outer.vector * vectors
+        for name, size in self.frozen.items():
+            own = inner if name.startswith("blocks.") else outer
+            sharded -= size * (own.matrix if name.endswith("weight") and "norm" not in name else outer.vector)
         # Beside states by row and column only vectors are sharded, in whole numbers of 4 bytes.
         return whole + sharded // over // 4 * 4 if whole else sharded // over
+
+    def _frozen(self, stages: list[int], num_stages: int) -> dict[str, int]:
+        if not self.settings.train.freeze:
+            return {}
+        shape, tensor = self.shape, self.settings.layout.tensor
+        layers = [layer for stage in stages for layer in layers_of(shape.num_layers, num_stages, stage)]
+        begins = tuple(f"blocks.{layer}." for layer in layers)
+        begins += ("embedding.", "extra.") if 0 in stages else ()
+        begins += ("norm.", "transform.", "head.") if self.ends else ()
+        sizes = parameter_sizes(shape)
+        return {
+            name: math.prod(sizes[name]) // (tensor if len(sizes[name]) > 1 else 1)
+            for name in frozen_names(sizes, self.settings.train.freeze)
+            if name.startswith(begins)
+        }
 
     def _batch(self) -> int:
         # Ids and targets of 8 bytes, document numbers of 4.

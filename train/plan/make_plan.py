@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from fractions import Fraction
 
 from schemas.errors import ConfigError
+from schemas.origin import ModelOrigin
 from schemas.storage import Store
 from schemas.tokens import Dataset
 from train.config.settings import Settings
@@ -18,11 +19,13 @@ from train.data.order import SampleOrder, open_streams, samples_of_epochs, stage
 from train.data.packing import Packing, open_packings, write_packing
 from train.data.permutation import RowOrder
 from train.data.stages import NO_SKIPS, StagePlan, resolve_stages, row_length, stage_lengths
-from train.model.shape import ModelShape, choose_shape, flops_per_token, num_parameters
+from train.model.freeze import frozen_names
+from train.model.shape import ModelShape, choose_shape, flops_per_token, num_parameters, parameter_sizes
 from train.parallel.devices import peak_of
 from train.plan import rules
 from train.plan.advice import advice, unread_copies, unusual_proportions
 from train.plan.figures import MAX_WARMUP, DatasetOffer, figures_of_plan, memory_needed
+from train.plan.origin import open_origin, sizing_of
 from train.plan.plan import Plan
 from train.plan.target import check_size_reached, read_own_law, target_of, tokens_of_shape
 
@@ -32,13 +35,11 @@ def make_plan(run: Store, dataset: Dataset, settings: Settings) -> Plan:
 
     Raises ConfigError if settings contradict each other, or if the dataset is too small for them.
     """
-    if not dataset.manifest.content.counts.rows_kept:
-        raise ConfigError(
-            f"{dataset.folder.uri}: expected at least one document to train on, got 0. Run `penstock report` to see "
-            "which rules dropped the documents, then loosen those rules in the recipe and run `penstock run` again."
-        )
+    _check_documents(dataset)
     settings = settings.model_copy(update={"plan": read_own_law(settings.plan)})
-    sizing, train, optim = settings.plan, settings.train, settings.optim
+    train, optim = settings.train, settings.optim
+    origin, sized_by, vocab_size = _origin(dataset, settings)
+    sizing = sized_by.plan
     _check_given_epochs(settings)
     for seq_len in stage_lengths(train):
         row_length(train, seq_len)  # fails early if a row has more spans than sentinels
@@ -46,11 +47,12 @@ def make_plan(run: Store, dataset: Dataset, settings: Settings) -> Plan:
     streams = open_streams(dataset, train, open_packings(run, dataset, train))
     copies = dataset.copies
     counts = stage_counts(streams, train, copies)
-    offer = _offered(dataset, streams, counts[0], settings, packing)
+    offer = _offered((dataset, vocab_size), streams, counts[0], sized_by, packing)
     target = offer.target
-    shape = choose_shape(target.params, dataset.tokenizer.vocab_size, sizing)
+    shape = choose_shape(target.params, vocab_size, sizing)
     check_size_reached(target, sizing, shape)
     _check_positions(shape, train)
+    frozen_names(parameter_sizes(shape), train.freeze)  # an unknown name is an error here
     num_params = num_parameters(shape)
     tokens = tokens_of_shape(target, sizing, shape, offer.most_samples * train.seq_len)
     body_flops = flops_per_token(shape, train.seq_len, logits=False)
@@ -78,6 +80,7 @@ def make_plan(run: Store, dataset: Dataset, settings: Settings) -> Plan:
         learning_rate=rate,
         flops_per_token=flops_per_token(shape, row_length(train, stages[0].seq_len)),
         settings=settings,
+        origin=origin,
         figures=[],
     )
     figures = figures_of_plan(dataset, sized, offer, body_flops * total)
@@ -89,14 +92,23 @@ def make_plan(run: Store, dataset: Dataset, settings: Settings) -> Plan:
     return sized.model_copy(update={"figures": figures, "advice": sentences})
 
 
+def _origin(dataset: Dataset, settings: Settings) -> tuple[ModelOrigin | None, Settings, int]:
+    """Return the weights to begin from, the settings with their shape, and the number of rows of the embedding."""
+    if not settings.train.init_from:
+        return None, settings, dataset.tokenizer.vocab_size
+    origin, shape = open_origin(settings.train.init_from, dataset)
+    return origin, settings.model_copy(update={"plan": sizing_of(shape, settings.plan)}), shape.vocab_size
+
+
 def _offered(
-    dataset: Dataset,
+    data: tuple[Dataset, int],
     streams: Mapping[str, RowOrder],
     counts: Mapping[str, int],
     settings: Settings,
     packing: Packing | None,
 ) -> DatasetOffer:
-    train, sizing, copies = settings.train, settings.plan, dataset.copies
+    (dataset, vocab_size), train, sizing = data, settings.train, settings.plan
+    copies = dataset.copies
     samples = {source: stream.num_units // stream.width(train.seq_len) for source, stream in streams.items()}
     block, passes = sum(counts.values()), Fraction(str(sizing.max_epochs))
     once = {name: number * copies.get(name, 1) for name, number in samples.items()}
@@ -105,8 +117,17 @@ def _offered(
         most = sum(samples_of_epochs(streams, train, train.seq_len, copies).values())
     unique = sum(once.values()) * train.seq_len
     length = row_length(train, train.seq_len)
-    target = target_of(settings, dataset.tokenizer.vocab_size, unique, most * train.seq_len, peak_of(settings), length)
+    target = target_of(settings, vocab_size, unique, most * train.seq_len, peak_of(settings), length)
     return DatasetOffer(samples, most, target, train.seq_len, packing.sources if packing else ())
+
+
+def _check_documents(dataset: Dataset) -> None:
+    """Raise ConfigError if the dataset has no document."""
+    if not dataset.manifest.content.counts.rows_kept:
+        raise ConfigError(
+            f"{dataset.folder.uri}: expected at least one document to train on, got 0. Run `penstock report` to see "
+            "which rules dropped the documents, then loosen those rules in the recipe and run `penstock run` again."
+        )
 
 
 def _check_positions(shape: ModelShape, train: TrainConfig) -> None:

@@ -16,6 +16,7 @@ from schemas.errors import ConfigError, ContractError
 from schemas.ids import digest_of
 from schemas.manifest import read_run
 from schemas.mix import read_mix
+from schemas.origin import ModelOrigin
 from schemas.storage import Store
 from schemas.tokens import Dataset, open_dataset
 from train.config.plan import PlanConfig
@@ -75,6 +76,8 @@ class Plan(BaseModel):
     """FLOPs of forward and backward per token of the first stage."""
     settings: Settings
     """Settings that the plan was made with."""
+    origin: ModelOrigin | None = None
+    """Weights that training begins from; None = random weights."""
     advice: tuple[str, ...] = ()
     """Sentences of advice on data, proportions and settings."""
     layouts: tuple[LayoutOffer, ...] = ()

@@ -12,7 +12,7 @@ from torch import Tensor
 from tests.support.model_oracle import TINY, oracle_logits, small_model, some_ids
 from train.data.rows import IGNORED
 from train.model.loss import LossTally
-from train.model.shape import ModelShape, num_parameters
+from train.model.shape import ModelShape, num_parameters, parameter_sizes
 from train.model.transformer import LayerSpan, Transformer, build_model, initial_weight
 
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -79,7 +79,9 @@ def test_number_of_parameters_is_the_plans() -> None:
     choices = {
         "activation": ("swiglu", "gelu"),
         "bias": (False, True),
-        "positions": ("rope", "relative"),
+        "positions": ("rope", "relative", "learned"),
+        "max_positions": (0,),
+        "num_token_types": (0, 2),
         "norm": ("rmsnorm", "layernorm"),
         "norm_position": ("pre", "post"),
         "head_transform": (False, True),
@@ -90,7 +92,9 @@ def test_number_of_parameters_is_the_plans() -> None:
     }
     for values in itertools.product(*choices.values()):
         shape = TINY.model_copy(update=dict(zip(choices, values)))
-        assert sum(parameter.numel() for parameter in build_model(shape).parameters()) == num_parameters(shape)
+        sizes = {name: tuple(parameter.shape) for name, parameter in build_model(shape).named_parameters()}
+        assert sum(map(math.prod, sizes.values())) == num_parameters(shape)
+        assert list(parameter_sizes(shape).items()) == list(sizes.items())
 
 
 def losses_of(model: Transformer, ids: Tensor, targets: Tensor, steps: int) -> list[float]:
