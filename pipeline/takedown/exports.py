@@ -12,7 +12,7 @@ import pyarrow as pa
 from pipeline.takedown.shards import find_removed_rows
 from pipeline.takedown.tables import holds_documents
 from schemas.errors import ConfigError, PenstockError
-from schemas.exports import MODEL, ExportReceipt, mark_deleted, read_receipts
+from schemas.exports import MODEL, TRAINED_ON, ExportReceipt, mark_deleted, read_receipts
 from schemas.ids import DOC_ID_BYTES
 from schemas.manifest import open_table, read_run
 from schemas.paths import check_deletable
@@ -86,7 +86,12 @@ def _holds(run: Store, name: str, documents: frozenset[bytes]) -> bool:
 def describe_exports(run: Store, receipts: Sequence[ExportReceipt]) -> Iterator[str]:
     """Yield lines about exports that hold, or may hold, removed documents, with the command that makes each again."""
     for receipt in receipts:
-        if receipt.options.get("format") == MODEL:
+        if receipt.options.get("format") == TRAINED_ON:
+            yield (
+                f"run {receipt.destination}: its training began from {receipt.checkpoint}, which was trained on them; "
+                "delete its checkpoints"
+            )
+        elif receipt.options.get("format") == MODEL:
             yield f"export {receipt.id}: a model that was trained on them, in {receipt.destination}; delete it"
         else:
             yield (
@@ -120,6 +125,9 @@ def check_exports(run: Store, certificate: Certificate) -> Iterator[str]:
     for identifier in certificate.exports:
         if (receipt := receipts.get(identifier)) is None:
             yield f"export {identifier}: its receipt is absent, so it was not checked"
+        elif receipt.options.get("format") == TRAINED_ON:
+            began = f"began its training from {receipt.checkpoint}, which was trained on removed documents"
+            yield f"run {receipt.destination} {began}; its checkpoints were not checked"
         elif (left := files_left(run, receipt)) is None:
             yield f"export {identifier}: {receipt.destination} cannot be read from here, so it was not checked"
         elif left:

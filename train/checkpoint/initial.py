@@ -7,8 +7,11 @@ import torch
 from torch import Tensor
 
 from schemas.errors import ContractError, PenstockError
+from schemas.exports import TRAINED_ON, write_receipt
+from schemas.logs import LOGGER
 from schemas.origin import CHECKPOINT, ModelOrigin
 from schemas.storage import Store
+from schemas.versions import DATASET
 from train.checkpoint.folder import METADATA_NAME, StateFile, folder_name, parse_metadata
 from train.checkpoint.state import MODEL_PREFIX, State, read_state, verify_files
 from train.export.weights import StoredWeights
@@ -45,6 +48,20 @@ def read_origin(origin: ModelOrigin, start: tuple[ModelShape, int], ranks: Ranks
                 _read_tensor(stored, name.removeprefix(MODEL_PREFIX), tensor, start)
     except PenstockError as error:
         ranks.refuse(error)
+
+
+def record_beginning(origin: ModelOrigin, run: Store) -> None:
+    """Write a receipt into the run of the origin, by which a takedown there names this run.
+
+    A run that cannot be written has a warning instead.
+    """
+    if origin.format != CHECKPOINT:
+        return
+    checkpoint, read = folder_name(origin.step or 0), {DATASET: origin.dataset}
+    try:
+        write_receipt(Store(origin.path), run, {"format": TRAINED_ON}, read, names=(), checkpoint=checkpoint)
+    except (OSError, ContractError) as error:
+        LOGGER.warning(f"train: {origin.path} has no receipt of {run.uri}, so a takedown will not name it: {error}")
 
 
 def _check_digest(run: Store, name: str, digest: str) -> None:

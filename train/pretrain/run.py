@@ -9,7 +9,7 @@ from functools import partial
 
 from schemas.logs import show
 from train.checkpoint.folder import CheckpointMetadata, identify, list_checkpoints
-from train.checkpoint.initial import read_origin
+from train.checkpoint.initial import read_origin, record_beginning
 from train.checkpoint.save import Saver
 from train.data.batches import Prefetch
 from train.data.rows import Rows
@@ -79,9 +79,10 @@ class TrainingRun:
         if checkpoint is None:
             self.saved = -1
             plan, read = self.setup.plan, None
-            if plan.origin is not None:
+            if (origin := plan.origin) is not None:
                 start = plan.shape, plan.settings.train.seed
-                read = partial(read_origin, plan.origin, start, self._ranks)
+                read = partial(read_origin, origin, start, self._ranks)
+                self._ranks.on_first(lambda: record_beginning(origin, self.setup.run))
             self.learner.init_state(read)
             return
         same = not checkpoint.layout.differences(self.setup.layout)
