@@ -73,7 +73,7 @@ class LayerMemory:
         if layout.context > 1 and layout.context_by == "heads":
             numbers += q  # the output of attention, before and after the all-to-all back to positions
         per_token = (
-            2 * self.norm(shape.d_model) // layout.tensor
+            2 * self.stream_norm() // layout.tensor
             + width * inputs * shape.d_model
             + width * numbers // layout.tensor
             + 4 * shape.num_heads // layout.tensor  # log Z of each query
@@ -115,6 +115,11 @@ class LayerMemory:
         if shape.positions == "relative":
             attention += 3 * self._scores_per_token()
         return self.tokens * max(feed_forward, attention, norm) + self.stream_bytes() + 2 * self._mask()
+
+    def stream_norm(self) -> int:
+        """Return the bytes that a norm of the residual stream stores for one position."""
+        # LayerNorm is a kernel on every device, which stores its input, mean and scale.
+        return self.norm(self.shape.d_model) if self.shape.norm == "rmsnorm" else self.residual * self.shape.d_model + 8
 
     def norm(self, width: int) -> int:
         """Return the bytes that RMSNorm stores for one position of `width` numbers."""
@@ -336,7 +341,7 @@ class RankMemory:
 
     def _outside(self) -> int:
         """Return the bytes of activations that the last norm stores; 0 if this rank does not have the last stage."""
-        per_token = self.stream.norm(self.shape.d_model) // self.settings.layout.tensor
+        per_token = self.stream.stream_norm() // self.settings.layout.tensor
         return per_token * self.stream.tokens if self.ends else 0
 
     def _mode(self) -> str:
