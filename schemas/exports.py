@@ -1,7 +1,7 @@
 """The receipts of exports: what `penstock export` wrote from a run, where, and from which versions of its tables.
 
 A receipt is a file `exports/<id>.json` of the run. A takedown reads it to name the copies outside of the run that hold
-removed documents.
+removed documents. A run whose training begins from a checkpoint of this run leaves a receipt too.
 """
 
 import re
@@ -23,7 +23,9 @@ EXPORTS = "exports"
 """Folder of a run with the receipts of its exports."""
 RECEIPT = re.compile(r"[0-9a-f]{12}\.json")
 MODEL = "huggingface"
-"""Format of an export of a checkpoint; all others are of documents."""
+"""Format of an export of a checkpoint as a folder of Hugging Face."""
+TRAINED_ON = "training"
+"""Format of the receipt of another run that began its training from a checkpoint of this run."""
 
 
 class ExportedFile(BaseModel):

@@ -66,6 +66,8 @@ class Effects(_TakedownBlock):
     last_clean: int | None = None
     """Step of the last checkpoint that was trained on no document of this takedown or an earlier one; None = there is
     none."""
+    origins: list[str] = []
+    """The weights that the run's model began from, then those that they began from, and so on."""
     others: list[OtherRun] = []
     """The effects on other runs, in subfolders, that use tables of this run."""
 

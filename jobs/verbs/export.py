@@ -49,12 +49,12 @@ from train.trace.consumed import consumption_of
 GROUP = "data"
 VERBS = {
     "export": "Export clean text, a table, a model or tokens. Text becomes JSON lines, Parquet or a dataset for the "
-    "Hugging Face Hub; a model becomes a Llama folder, tokens the files of Megatron.",
+    "Hugging Face Hub; a model becomes a folder of transformers, tokens the files of Megatron.",
 }
 
 Arguments = argparse.Namespace
 FORMATS = (*TEXT_FORMATS, "huggingface", "megatron")
-"""Formats of clean text; the model of a checkpoint as a Llama folder; the dataset as .bin and .idx files."""
+"""Formats of clean text; the model of a checkpoint as a folder of Hugging Face; the dataset as .bin and .idx files."""
 SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kMG]?)B?", re.IGNORECASE)
 UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9}
 DEFAULT_SHARD = "256MB"

@@ -39,6 +39,7 @@ from schemas.errors import ConfigError, PenstockError
 from schemas.exports import ExportReceipt, read_receipts
 from schemas.locks import lock_checkpoints, lock_tables
 from schemas.manifest import read_run
+from schemas.origin import origin_of
 from schemas.paths import check_own_folders, check_unlinked_tables
 from schemas.removed import certificates_of
 from schemas.storage import Store
@@ -306,7 +307,8 @@ def _affected(run: Store, documents: frozenset[bytes]) -> Effects:
         shards = dataset.streams[place.shard.stream]
         first = sum(shard.num_tokens for shard in shards[: place.shard.number])
         spans += [(place.shard.stream, first + start, length) for start, length in place.spans]
-    return find_effects(run, dataset, spans)
+    origins = [origin.name for origin in began_from.line] if (began_from := origin_of(run)) else []
+    return find_effects(run, dataset, spans).model_copy(update={"origins": origins})
 
 
 def _describe_survivors(selection: Selection, steps: Sequence[int]) -> Iterator[str]:
@@ -374,6 +376,8 @@ def describe_effects(effects: Effects) -> Iterator[str]:
     if effects.models:
         clean = "none, train from step 0" if effects.last_clean is None else f"step {effects.last_clean}"
         yield f"last clean checkpoint: {clean}"
+    for origin in effects.origins:
+        yield f"the model began from {printable(origin)}, which may have seen them: search that run too"
     for other in effects.others:
         saw = sum(model.saw for model in other.models)
         yield (
@@ -444,6 +448,12 @@ def _check(run: Store, name: str, request: TakedownRequest) -> int:
         for kind, value in items
         if (kind, value) not in found
     ]
+    if (began_from := origin_of(run)) is not None:
+        checked.notes += [
+            f"the model of this run began from {printable(origin.name)}"
+            + (f", trained on dataset {origin.dataset[:12]}" if origin.dataset else "")
+            for origin in began_from.line
+        ]
     checked.notes += [f"--{kind} {printable(value)} is an item of the takedown's request" for kind, value in found]
     print("\n".join(describe_check(certificate, checked)))
     return 1 if checked.problems else 0

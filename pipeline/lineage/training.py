@@ -20,6 +20,7 @@ from schemas.errors import REMOVE_CHECKPOINT, ConfigError, ContractError, readin
 from schemas.ids import digest_of
 from schemas.manifest import RUN_NAME
 from schemas.mix import parse_mix
+from schemas.origin import CHECKPOINT, ModelOrigin, origin_of
 from schemas.storage import Store
 from schemas.versions import DATASET, list_versions
 
@@ -43,6 +44,16 @@ def add_mix(walk: TableTraversal, digest: str, at: str | None) -> str:
     notes.append(", ".join(f"{name} {part.share:.4g}" for name, part in mix.sources.items()))
     node = Node(path, "mix", "mix", digest, {"sources": len(mix.sources)}, at, notes=tuple(notes))
     return walk.builder.add(node, *([known[mix.dataset]] if mix.dataset in known else []))
+
+
+def add_origin(walk: TableTraversal, origin: ModelOrigin) -> str:
+    """Add the weights that a model began from, after those that they began from; return the key of their node."""
+    sources = [add_origin(walk, origin.origin)] if origin.origin is not None else []
+    counts = {} if origin.step is None else {"steps": origin.step}
+    notes = (origin.path, *([f"trained on dataset {origin.dataset[:12]}"] if origin.dataset else []))
+    title = "weights of another run" if origin.format == CHECKPOINT else f"weights of a {origin.format} model"
+    node = Node(f"outside/{origin.digest[:12]}", "outside", title, origin.digest, counts, notes=notes)
+    return walk.builder.add(node, *sources)
 
 
 QUARANTINE_NAME = "train/quarantine.jsonl"
@@ -207,7 +218,9 @@ def _add_plan(walk: TableTraversal, plan: Json) -> None:
     of = f" on dataset {law['dataset'][:12]}" if law and law.get("dataset") else ""
     notes = (f"sized by a law fitted to {law['num_runs']} runs{of}",) if law else ()
     node = Node(PLAN_NAME, "plan", "plan", digest_of(plan), counts, modification_time(walk.run, PLAN_NAME), notes=notes)
-    walk.builder.add(node, *source, *([add_mix(walk, mix, node.at)] if mix else []))
+    began_from = origin_of(walk.run)
+    origins = [add_origin(walk, began_from)] if began_from is not None else []
+    walk.builder.add(node, *source, *([add_mix(walk, mix, node.at)] if mix else []), *origins)
     held = [table for key in source for table in walk.builder.nodes[key].tables]
     tokenizers = [table.manifest.content.figures.get("tokenizer", {}).get("sha256") for table in held]
     for digest in tokenizers:

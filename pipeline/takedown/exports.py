@@ -12,7 +12,7 @@ import pyarrow as pa
 from pipeline.takedown.shards import find_removed_rows
 from pipeline.takedown.tables import holds_documents
 from schemas.errors import ConfigError, PenstockError
-from schemas.exports import MODEL, ExportReceipt, mark_deleted, read_receipts
+from schemas.exports import MODEL, TRAINED_ON, ExportReceipt, mark_deleted, read_receipts
 from schemas.ids import DOC_ID_BYTES
 from schemas.manifest import open_table, read_run
 from schemas.paths import check_deletable
@@ -91,6 +91,11 @@ def describe_exports(run: Store, receipts: Sequence[ExportReceipt]) -> Iterator[
                 f"export {receipt.id}: began to write {receipt.options.get('format')} of {receipt.table} to "
                 f"{receipt.destination} and did not end; delete what is in this folder"
             )
+        elif receipt.options.get("format") == TRAINED_ON:
+            yield (
+                f"run {receipt.destination}: its training began from {receipt.checkpoint}, which was trained on them; "
+                "delete its checkpoints"
+            )
         elif receipt.options.get("format") == MODEL:
             yield f"export {receipt.id}: a model that was trained on them, in {receipt.destination}; delete it"
         else:
@@ -128,6 +133,9 @@ def check_exports(run: Store, certificate: Certificate) -> Iterator[str]:
     for identifier in certificate.exports:
         if (receipt := receipts.get(identifier)) is None:
             yield f"export {identifier}: its receipt is absent, so it was not checked"
+        elif receipt.options.get("format") == TRAINED_ON:
+            began = f"began its training from {receipt.checkpoint}, which was trained on removed documents"
+            yield f"run {receipt.destination} {began}; its checkpoints were not checked"
         elif (left := files_left(run, receipt)) is None:
             yield f"export {identifier}: {receipt.destination} cannot be read from here, so it was not checked"
         elif left:

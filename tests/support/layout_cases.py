@@ -57,6 +57,11 @@ PIPED = {
 }
 """What the modern recipe adds to a model, but for residual mixing, which no pipeline has."""
 MODERN = PIPED | {"residual_mixing": True}
+GPT2 = {
+    **{"norm": "layernorm", "positions": "learned", "max_positions": 40, "activation": "gelu_tanh"},
+    **{"bias": True, "tie_embeddings": True, "num_kv_heads": 4},
+}
+BERT = GPT2 | {"norm_position": "post", "num_token_types": 2, "head_transform": True, "activation": "gelu"}
 IN_BF16 = {"train": {"precision": "bf16"}, "bars": (1e-3, 3e-2)}
 """Of bf16 against fp32, whose 16 bits more they allow for: 3e-4 and 3e-3 were seen."""
 IN_FP8 = {
@@ -88,11 +93,22 @@ CASES = {
     "modern x tensor x shard": Case(4, {"tensor": 2}, MODERN | TIED, optim={"z_loss": 1e-2}),
     "modern x context by keys": Case(2, {"context": 2, "context_by": "keys"}, MODERN),
     "modern x pipeline": Case(2, {"pipeline": 2, "micro_batch": 3}, PIPED),
+    "BERT x pipeline x shard": Case(4, {"pipeline": 2, "micro_batch": 3}, BERT),
 }
 """The cases of every test run: each axis and each way to keep the optimizer state at least once."""
 
 SLOW = {
     "masked tokens x pipeline x tensor": Case(4, {"pipeline": 2, "tensor": 2, "micro_batch": 3}, TIED, MASKED),
+    "GPT-2 x context by heads": Case(2, {"context": 2}, GPT2),
+    "GPT-2 x context by keys": Case(2, {"context": 2, "context_by": "keys"}, GPT2),
+    "GPT-2, ddp": Case(2, {"data": "ddp"}, GPT2),
+    "GPT-2, compile": Case(2, {"compile": True}, GPT2),
+    "BERT, zero1, recompute all": Case(2, {"data": "zero1", "activation_checkpointing": "full"}, BERT, MASKED),
+    "BERT, compile": Case(2, {"compile": True}, BERT, MASKED),
+    "BERT, offload": Case(2, {"offload": True}, BERT, MASKED),
+    "layernorm x tensor": Case(2, {"tensor": 2}, TIED | {"norm": "layernorm"}),
+    "GPT-2, bf16": Case(2, shape=GPT2, **IN_BF16),
+    "BERT, bf16, ddp": Case(2, {"data": "ddp"}, BERT, **{**IN_BF16, "train": IN_BF16["train"] | MASKED}),
     "muon": Case(4, {"tensor": 2}, optim={"optimizer": "muon"}),
     "zero2": Case(2, {"data": "zero2", "micro_batch": 4}),
     "zero3 x 4": Case(4, {"micro_batch": 2}, TIED),

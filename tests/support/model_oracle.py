@@ -40,6 +40,12 @@ def oracle_logits(
     """Return logits (B, T, V) in float64, with gradients for the weights."""
     weights = {name: value.double() for name, value in weights.items()}
     x = weights["embedding.weight"][ids]
+    if shape.positions == "learned":
+        x = x + weights["extra.positions.weight"][: ids.shape[1]]
+    if shape.num_token_types:
+        x = x + weights["extra.types.weight"][0]
+    if shape.norm_position == "post":
+        x = stream_norm(x, weights, "extra.norm", shape)
     first = x / (x.square().mean(-1, keepdim=True) + torch.finfo(torch.float32).eps).sqrt()
     for layer in range(shape.num_layers):
         at = {name.split(".", 2)[2]: w for name, w in weights.items() if name.startswith(f"blocks.{layer}.")}
@@ -47,10 +53,20 @@ def oracle_logits(
             x = x * at["mix_stream.weight"] + first * at["mix_first.weight"]
         added = weights[f"value_embeddings.{layer}.weight"][ids] if with_values(shape, layer) else 0.0
         visible = visible_keys(shape, layer, x, causal, documents)
-        x = x + attention(shape, at, norm(x, at["attention_norm.weight"], shape), visible, added)
-        x = x + feed_forward(shape, at, norm(x, at["ffn_norm.weight"], shape))
-    head = weights["embedding.weight" if shape.tie_embeddings else "head.weight"]
-    logits = torch.einsum("btd,vd->btv", norm(x, weights["norm.weight"], shape), head)
+        if shape.norm_position == "post":
+            x = stream_norm(x + attention(shape, at, x, visible, added), at, "attention_norm", shape)
+            x = stream_norm(x + feed_forward(shape, at, x), at, "ffn_norm", shape)
+        else:
+            x = x + attention(shape, at, stream_norm(x, at, "attention_norm", shape), visible, added)
+            x = x + feed_forward(shape, at, stream_norm(x, at, "ffn_norm", shape))
+    if shape.norm_position == "pre":
+        x = stream_norm(x, weights, "norm", shape)
+    head, bias = weights["embedding.weight" if shape.tie_embeddings else "head.weight"], 0.0
+    if shape.head_transform:
+        x = linear(weights, "transform.dense", x)
+        x = stream_norm(x * 0.5 * (1 + torch.erf(x / math.sqrt(2))), weights, "transform.norm", shape)
+        bias = weights["transform.output_bias"]
+    logits = torch.einsum("btd,vd->btv", x, head) + bias
     cap = shape.logit_softcap
     return logits if cap is None else cap * torch.tanh(logits / cap)
 
@@ -73,6 +89,13 @@ def visible_keys(shape: ModelShape, layer: int, x: Tensor, causal: bool, documen
     return visible if documents is None else visible & (documents[:, :, None] == documents[:, None, :])
 
 
+def stream_norm(x: Tensor, at: dict[str, Tensor], name: str, shape: ModelShape) -> Tensor:
+    if shape.norm == "rmsnorm":
+        return norm(x, at[f"{name}.weight"], shape)
+    centred = x - x.mean(-1, keepdim=True)
+    return norm(centred, at[f"{name}.weight"], shape) + at[f"{name}.bias"]
+
+
 def norm(x: Tensor, gain: Tensor, shape: ModelShape) -> Tensor:
     return x / (x.square().mean(-1, keepdim=True) + shape.norm_eps).sqrt() * gain
 
@@ -88,6 +111,9 @@ def feed_forward(shape: ModelShape, at: dict[str, Tensor], x: Tensor) -> Tensor:
         return linear(at, "ffn.down", torch.where(up > 0, up, 0.0) ** 2)
     if shape.activation == "gelu":
         return linear(at, "ffn.down", up * 0.5 * (1 + torch.erf(up / math.sqrt(2))))
+    if shape.activation == "gelu_tanh":
+        inner = math.sqrt(2 / math.pi) * (up + 0.044715 * up**3)
+        return linear(at, "ffn.down", up * 0.5 * (1 + torch.tanh(inner)))
     gate = linear(at, "ffn.gate", x)
     return linear(at, "ffn.down", gate / (1 + (-gate).exp()) * up)
 
@@ -102,7 +128,9 @@ def attention(shape: ModelShape, at: dict[str, Tensor], x: Tensor, visible: Tens
     # Query head h reads key head h // (H / G).
     of = torch.arange(shape.num_heads) // (shape.num_heads // shape.num_kv_heads)
     k, v = k[:, :, of], v[:, :, of]
-    if shape.positions == "rope":
+    if shape.positions == "learned":
+        scores = torch.einsum("bihk,bjhk->bhij", q, k)
+    elif shape.positions == "rope":
         scores = torch.einsum("bihk,bjhk->bhij", turned(shape, q), turned(shape, k))
     else:
         u, w = (at[f"attention.relative.{name}_bias"].view(-1, width) for name in ("content", "distance"))

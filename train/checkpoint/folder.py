@@ -33,7 +33,7 @@ from train.data.order import SampleOrder
 from train.data.stages import MASKS_VERSION, SkipList, stage_position
 from train.dataset_history import comparable_digest, digests_at_same_positions
 from train.model.draw import BY_POSITION, BY_TENSOR
-from train.model.shape import ESTIMATES
+from train.model.shape import ESTIMATES, ModelShape, shape_in
 from train.monitor.guard import GuardState
 from train.parallel.devices import RunDevices
 from train.plan.plan import (
@@ -442,6 +442,8 @@ def deciding_settings(plan: Plan) -> dict[str, Any]:
         filled["train.masks_version"] = MASKS_VERSION
     if plan.initial_weights != BY_TENSOR:  # a checkpoint of an older version does not name its rule
         filled[INITIAL_WEIGHTS] = plan.initial_weights
+    if plan.origin is not None:
+        filled["train.init_from"] = plan.origin.digest
     shape = {f"shape.{name}": value for name, value in plan.shape.model_dump(mode="json", exclude={ESTIMATES}).items()}
     return shape | given | stage_rates(plan) | filled
 
@@ -520,6 +522,29 @@ def check_plan(run: Store, checkpoint: CheckpointMetadata) -> None:
             f"{run.uri}/{PLAN_NAME}: expected the plan that {checkpoint.name} was trained with, got one with {others}. "
             "Restore the file or the checkpoint from a backup."
         )
+
+
+def setting_of(checkpoint: CheckpointMetadata, name: str) -> Any:
+    """Return a setting of a checkpoint. Raises ContractError if its metadata lacks the setting."""
+    if name not in checkpoint.identity.settings:
+        raise damaged(checkpoint, f"a setting {name}")
+    return checkpoint.identity.settings[name]
+
+
+def damaged(checkpoint: CheckpointMetadata, expected: str) -> ContractError:
+    """Return the error of checkpoint metadata that has other values than `expected`."""
+    return ContractError(
+        f"{checkpoint.name}/{METADATA_NAME}: expected {expected}, got other values. Restore the file from a backup, or "
+        "remove the folder."
+    )
+
+
+def shape_of(checkpoint: CheckpointMetadata) -> ModelShape:
+    """Return the shape of a checkpoint's model. Raises ContractError if its metadata does not have one."""
+    try:
+        return shape_in(checkpoint.identity.settings)
+    except ValidationError as error:
+        raise damaged(checkpoint, "the shape of a model") from error
 
 
 # The order of the samples that the checkpoints were trained on, for everything that reads it after training.

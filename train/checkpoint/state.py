@@ -12,12 +12,10 @@ import stat
 import warnings
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import pyarrow.fs as pafs
 import torch
 import torch.distributed as dist
-from pydantic import ValidationError
 from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
@@ -29,16 +27,17 @@ from schemas.ids import digest_of
 from schemas.storage import Store
 from schemas.tokens import Dataset, open_dataset
 from train.checkpoint.folder import (
-    METADATA_NAME,
     CheckpointMetadata,
     Layout,
     StateFile,
     check_plan,
+    damaged,
     list_checkpoints,
+    setting_of,
+    shape_of,
 )
 from train.checkpoint.reader import CheckpointReader, read_plan_file
 from train.model.own import build_any
-from train.model.shape import ModelShape, shape_in
 from train.model.transformer import Transformer
 from train.parallel.ranks import Ranks
 
@@ -48,6 +47,8 @@ AVERAGED = "ema"
 """Prefix of the names of averaged weights."""
 STORED_WEIGHTS = ("model", AVERAGED)
 """Weights of a checkpoint that a model may have: those of the last update, or with `optim.ema` their moving average."""
+MODEL_PREFIX = "model."
+"""Prefix of the names of weights in a state."""
 DIGEST_THREADS = 8
 """Files that a rank hashes at once; a core computes SHA-256 of 1.9 GB/s, so a fast disk keeps several threads busy."""
 
@@ -215,20 +216,6 @@ def find_checkpoint(run: Store, step: int | None) -> CheckpointMetadata:
     return checkpoints[max(checkpoints) if step is None else step]
 
 
-def _setting(checkpoint: CheckpointMetadata, name: str) -> Any:
-    """Return a setting of a checkpoint. Raises ContractError if its metadata lacks the setting."""
-    if name not in checkpoint.identity.settings:
-        raise _damaged(checkpoint, f"a setting {name}")
-    return checkpoint.identity.settings[name]
-
-
-def _damaged(checkpoint: CheckpointMetadata, expected: str) -> ContractError:
-    return ContractError(
-        f"{checkpoint.name}/{METADATA_NAME}: expected {expected}, got other values. Restore the file from a backup, or "
-        "remove the folder."
-    )
-
-
 def check_tokenizer(checkpoint: CheckpointMetadata, dataset: Dataset) -> None:
     """Check that a checkpoint was trained with the dataset's tokenizer. Raises ContractError if it was not."""
     contract = digest_of(dataset.tokenizer.model_dump(mode="json"))
@@ -241,7 +228,7 @@ def check_tokenizer(checkpoint: CheckpointMetadata, dataset: Dataset) -> None:
 
 def check_objective(checkpoint: CheckpointMetadata, *objectives: str) -> None:
     """Check that a checkpoint was trained on one of these objectives. Raises ContractError if it was not."""
-    objective = _setting(checkpoint, "train.objective")
+    objective = setting_of(checkpoint, "train.objective")
     if objective not in objectives:
         raise ContractError(
             f"{checkpoint.name}: expected a model trained with train.objective = {' or '.join(objectives)}, got "
@@ -251,12 +238,12 @@ def check_objective(checkpoint: CheckpointMetadata, *objectives: str) -> None:
 
 def sequence_length_of(checkpoint: CheckpointMetadata) -> int:
     """Return the sequence length [tokens] of the training stage in which the checkpoint was written."""
-    stages = _setting(checkpoint, "train.stages")
+    stages = setting_of(checkpoint, "train.stages")
     try:
         started = [stage for stage in stages if stage["first_step"] < max(checkpoint.step, 1)]
         return int(started[-1]["seq_len"])
     except (LookupError, TypeError, ValueError) as error:
-        raise _damaged(checkpoint, "training stages with their first step and sequence length") from error
+        raise damaged(checkpoint, "training stages with their first step and sequence length") from error
 
 
 def read_tokenizer(dataset: Dataset) -> bytes:
@@ -271,14 +258,6 @@ def read_tokenizer(dataset: Dataset) -> bytes:
     return data
 
 
-def shape_of(checkpoint: CheckpointMetadata) -> ModelShape:
-    """Return the shape of a checkpoint's model."""
-    try:
-        return shape_in(checkpoint.identity.settings)
-    except ValidationError as error:
-        raise _damaged(checkpoint, "the shape of a model") from error
-
-
 def read_model(run: Store, checkpoint: CheckpointMetadata, device: torch.device, weights: str = "model") -> Transformer:
     """Return the model of a checkpoint. `weights`: of STORED_WEIGHTS.
 
@@ -289,7 +268,7 @@ def read_model(run: Store, checkpoint: CheckpointMetadata, device: torch.device,
             f"--weights {weights}: expected a checkpoint with averaged weights, got {checkpoint.name} of a run without "
             "optim.ema. Train with --set optim.ema=0.999, or remove --weights."
         )
-    causal = _setting(checkpoint, "train.objective") != "mlm"
+    causal = setting_of(checkpoint, "train.objective") != "mlm"
     model = build_any(shape_of(checkpoint), None, causal).to_empty(device=device)
     read_state(run, checkpoint, {f"{weights}.{name}": parameter.data for name, parameter in model.named_parameters()})
     return model

@@ -132,9 +132,10 @@ class PlanConfig(Section):
     """Width of a head; None = d_model / num_heads."""
     d_ffw: int | None = Field(None, ge=1)
     """Hidden width of the feed-forward; None = from the plan."""
-    activation: Literal["swiglu", "gelu", "relu2"] = "swiglu"
-    """Feed-forward: three matrices with a gate, or two with GELU or the square of ReLU. Sources: Shazeer 2020, arXiv
-    2002.05202; Hendrycks and Gimpel 2016, arXiv 1606.08415; So et al. 2021, arXiv 2109.08668, section 3."""
+    activation: Literal["swiglu", "gelu", "gelu_tanh", "relu2"] = "swiglu"
+    """Feed-forward: three matrices with a gate, or two with GELU or the square of ReLU. gelu_tanh computes GELU by its
+    approximation by tanh, as GPT-2 does. Sources: Shazeer 2020, arXiv 2002.05202; Hendrycks and Gimpel 2016, arXiv
+    1606.08415; So et al. 2021, arXiv 2109.08668, section 3."""
     bias: bool = False
     """Add biases to the matrices of the layers."""
     tie_embeddings: bool | None = None
@@ -142,9 +143,23 @@ class PlanConfig(Section):
     qk_norm: bool = False
     """Normalize queries and keys per head; every `recipe` sets it. Source: Dehghani et al. 2023, arXiv 2302.05442,
     section 2."""
-    positions: Literal["rope", "relative"] = "rope"
+    norm: Literal["rmsnorm", "layernorm"] = "rmsnorm"
+    """Norm of the residual stream; layernorm has gains and biases. Sources: Zhang and Sennrich 2019, arXiv 1910.07467;
+    Ba et al. 2016, arXiv 1607.06450."""
+    norm_position: Literal["pre", "post"] = "pre"
+    """pre: normalize the input of each half of a layer, and the output of the last layer, as GPT-2 does. post:
+    normalize the sum after each half of a layer, and the embeddings, as BERT does. Source: Xiong et al. 2020, arXiv
+    2002.04745."""
+    positions: Literal["rope", "relative", "learned"] = "rope"
     """rope: rotary (Su et al. 2021, arXiv 2104.09864); relative: Transformer-XL's, as in Gopher and Chinchilla (Dai et
-    al. 2019, arXiv 1901.02860, section 3.3), which holds all T × T scores of each head in memory."""
+    al. 2019, arXiv 1901.02860, section 3.3), which holds all T × T scores of each head in memory; learned: a vector for
+    each position of a row, as in GPT-2 and BERT (Devlin et al. 2018, arXiv 1810.04805)."""
+    max_positions: int = Field(0, ge=0)
+    """With positions = learned: number of positions that have a vector, at least the longest row of the run."""
+    num_token_types: int = Field(0, ge=0)
+    """Number of vectors for kinds of tokens, 2 in BERT; all tokens of a run are of the first kind. 0 = none."""
+    head_transform: bool = False
+    """Use the head of BERT: a square matrix, GELU and a norm before the output projection, and biases."""
     rope_theta: float = Field(10_000.0, gt=0)
     """Base of the rotary frequencies. Source: Su et al. 2021, arXiv 2104.09864, section 3.2.2."""
     rope_scaling: Literal["none", "linear", "llama3"] = "none"
@@ -162,7 +177,7 @@ class PlanConfig(Section):
     """With parametrization = mup: the d_model at which it equals the standard parametrization; a model that is k times
     wider has rates of matrices that are k times lower."""
     norm_eps: float = Field(1e-5, gt=0)
-    """Number added to the mean square in RMSNorm."""
+    """Number added to the mean square, or to the variance, in a norm."""
     value_embeddings: int = Field(0, ge=0)
     """Every n-th layer, counted from the last, adds a learned vector of the token to its values; 0 = no layer. The
     tables have parameters but no matrix products, so a plan does not count them as part of the model's size.
@@ -226,6 +241,10 @@ class PlanConfig(Section):
             (
                 self.positions != "rope" and self.window is not None,
                 "window requires positions = rope: relative positions compute all scores",
+            ),
+            (
+                (self.positions == "learned") != bool(self.max_positions),
+                "positions = learned and max_positions require each other",
             ),
             (self.rope_scaling == "none" and "rope_factor" in given, "rope_factor requires rope_scaling"),
             (

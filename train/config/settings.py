@@ -67,8 +67,9 @@ class Settings(BaseModel):
             del content["optim.normuon_beta2"]
         if self.train.precision != "fp8":
             del content["train.fp8_scaling"]
-        if not self.train.epochs:
-            del content["train.epochs"]
+        for name in ("epochs", "freeze"):
+            if not getattr(self.train, name):
+                del content[f"train.{name}"]
         if self.train.chunks_together == 1:
             del content["train.pack_chunks"]  # checkpoints of earlier versions do not have it
         for name in ("train.dropout", "train.attention_dropout", "train.embedding_dropout"):

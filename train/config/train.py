@@ -4,7 +4,7 @@ from typing import Annotated, ClassVar, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 
-from schemas.config import Section, execution
+from schemas.config import Section, execution, location
 
 
 def _shares(weights: dict[str, float]) -> dict[str, float]:
@@ -82,6 +82,14 @@ class TrainConfig(Section):
     """With objective = span: mean length of a span [tokens]. Source: Raffel et al. 2019, section 3.3.4."""
     seq_len: int = Field(512, ge=1)
     """Number of dataset tokens in a sequence; a divisor of the dataset's chunk_tokens."""
+    init_from: str = location("")
+    """Weights to begin from, in place of random ones: the folder of a run (its newest checkpoint), a folder
+    `train/checkpoints/step-…` of a run, or a folder of Hugging Face with config.json and safetensors (Llama, Qwen 3,
+    GPT-2 or BERT). The model has the shape of the weights, and the optimizer starts from zero. Empty = random weights.
+    The plan stores the digest of the weights, which decides the trained weights, not the path."""
+    freeze: tuple[str, ...] = ()
+    """Parameters that keep their initial values: names, beginnings of names such as `blocks.0`, or patterns such as
+    `blocks.*.ffn`. They have no gradient and no optimizer state. Empty = all parameters are trained."""
     packing: Literal["stream", "best_fit"] = "stream"
     """stream: sequences are consecutive tokens of the stream; best_fit: documents are packed so that few are cut, and
     rows are padded. Source: Ding et al. 2024, arXiv 2404.10830."""

@@ -1,44 +1,43 @@
-"""Export and import of models as Llama folders of Hugging Face, and the export of a checkpoint with its tokenizer.
+"""Export and import of models as folders of Hugging Face, and the export of a checkpoint with its tokenizer.
 
-Llama's architecture is ours with rotary positions and gated feed-forward layers, without norms of queries and keys.
-Every weight has a counterpart and rotary positions pair the halves of a head alike, so nothing is permuted or rounded.
-A folder is written under a temporary name and then renamed, so it is complete or absent.
+The shape of a model decides its family: Llama, Qwen 3, GPT-2 or BERT (`families.py`). Every weight has a counterpart,
+and rotary positions pair the halves of a head alike, so nothing is permuted or rounded. A folder is written under a
+temporary name and then renamed, so it is complete or absent.
 """
 
 import argparse
-import json
 import os
 import shutil
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from schemas.errors import ConfigError, ContractError, PenstockError
 from schemas.exports import MODEL, write_receipt
 from schemas.logs import LOGGER, print_error, printable_output
-from schemas.paths import is_below
-from schemas.storage import MAX_JSON_BYTES, Store
+from schemas.storage import Store
 from schemas.tokens import TokenizerContract
 from schemas.versions import DATASET
-from train.checkpoint.folder import CheckpointMetadata
+from train.checkpoint.folder import CheckpointMetadata, shape_of
 from train.checkpoint.state import (
     STORED_WEIGHTS,
+    check_objective,
     open_checkpoint,
     read_model,
     read_tokenizer,
     sequence_length_of,
-    shape_of,
 )
+from train.export.families import family_of
+from train.export.model_folder import CONFIG, json_bytes
 from train.export.tokenizer_json import convert_sentencepiece, problems_of
-from train.model.attention import HIGH_TURNS, LOW_TURNS
+from train.export.weights import StoredWeights, check_sizes, write_weights
 from train.model.shape import ModelShape, OwnShape
-from train.model.transformer import build_model
 
 # A dataset's tokenizer as files for `transformers`, and the token ids that the configuration of a model needs.
 #
@@ -118,29 +117,10 @@ def tokenizer_files(tokenizer: TokenizerFile, seq_len: int) -> dict[str, bytes]:
     return {**files, "tokenizer_config.json": json_bytes(settings)}
 
 
-def json_bytes(value: object) -> bytes:
-    """Return a value as the bytes of an indented JSON file."""
-    return (json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode()
-
-
 MAX_SHARD_BYTES = 5_000_000_000
 """Maximum size of a weight file, as `transformers` writes them; a parameter is never split."""
-WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 CARD = "README.md"
 """The model card, as the Hugging Face Hub names it."""
-TOP_LEVEL_NAMES = {"embedding": "model.embed_tokens", "norm": "model.norm", "head": "lm_head"}
-LAYER_NAMES = {
-    "attention_norm": "input_layernorm",
-    "attention.query": "self_attn.q_proj",
-    "attention.key": "self_attn.k_proj",
-    "attention.value": "self_attn.v_proj",
-    "attention.out": "self_attn.o_proj",
-    "ffn_norm": "post_attention_layernorm",
-    "ffn.gate": "mlp.gate_proj",
-    "ffn.up": "mlp.up_proj",
-    "ffn.down": "mlp.down_proj",
-}
-"""Names of a layer's modules: ours, below `blocks.N`, and those of Llama, below `model.layers.N`."""
 
 
 def export_llama(
@@ -151,25 +131,21 @@ def export_llama(
     folder: Path,
     max_shard_bytes: int = MAX_SHARD_BYTES,
 ) -> None:
-    """Write a Llama model, and its tokenizer if given, to a new folder. `state`: the parameters, as plain tensors.
+    """Write a model, and its tokenizer if given, to a new folder. `state`: the parameters, as plain tensors.
 
-    Raises ConfigError if Llama does not support the shape or the folder is not empty, ContractError if the weights do
-    not match the shape.
+    The family of the model is the first of `FAMILIES` that has its shape. Raises ConfigError if none has it or the
+    folder is not empty, ContractError if the weights do not match the shape.
     """
-    if problems := [text for wrong, text in _beyond_llama(shape) if wrong]:
-        raise ConfigError(
-            f"export: expected a model shape that Llama supports, got {'; '.join(problems)}. Use the checkpoint in its "
-            "own format."
-        )
+    family_of(shape)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ConfigError(f"{folder}: expected a new folder, got one with files in it. Set --out to a new folder.")
-    _check_weights(state, shape, "export")
+    check_sizes({name: value.shape for name, value in state.items()}, shape, "export")
     partial = folder.with_name(f".{folder.name}.{os.getpid()}.partial")
     partial.mkdir(parents=True)
     try:
-        (partial / "config.json").write_bytes(json_bytes(_config(state, shape, seq_len, tokenizer)))
+        (partial / CONFIG).write_bytes(json_bytes(_config(state, shape, seq_len, tokenizer)))
         (partial / "generation_config.json").write_bytes(json_bytes(generation_settings(tokenizer)))
-        _write_weights(partial, state, _names(shape), max_shard_bytes)
+        write_weights(partial, state, shape, max_shard_bytes)
         if tokenizer is not None:
             for name, content in tokenizer_files(tokenizer, seq_len).items():
                 (partial / name).write_bytes(content)
@@ -182,35 +158,14 @@ def export_llama(
 
 
 def import_llama(folder: Path | str) -> tuple[ModelShape, dict[str, Tensor]]:
-    """Return the shape of the Llama model in a folder, and its parameters in float32 by their names in our model.
+    """Return the shape of the model in a folder, and its parameters in float32 by their names in our model.
 
     Raises ConfigError if our model does not support the configuration, ContractError if files are damaged or weights do
     not match.
     """
-    folder = Path(folder)
-    config = _read_json(folder / "config.json")
-    shape = _shape_of(config, f"{folder}/config.json")
-    ours = {theirs: name for name, theirs in _names(shape).items()}
-    state: dict[str, Tensor] = {}
-    for path in _weight_files(folder):
-        _check_file(path)
-        try:
-            loaded = load_file(path)
-        except Exception as error:  # safetensors raises an exception of its own, which is not an OSError
-            raise ContractError(
-                f"{path}: expected a safetensors file, got one that cannot be read ({error}). Download the file again."
-            ) from error
-        for theirs, value in loaded.items():
-            if theirs.endswith("rotary_emb.inv_freq") or (shape.tie_embeddings and theirs == "lm_head.weight"):
-                continue  # buffers that old versions wrote with the parameters
-            if not value.is_floating_point():
-                raise ContractError(
-                    f"{path}: expected {theirs} as floating-point numbers, got {value.dtype}. Use a model that is not "
-                    "quantized."
-                )
-            state[ours.get(theirs, theirs)] = value.float()
-    _check_weights(state, shape, str(folder))
-    return shape, {name: state[name] for name in _names(shape)}
+    with ExitStack() as stack:
+        weights = StoredWeights(Path(folder), stack)
+        return weights.shape, weights.read_whole()
 
 
 def without_scales(state: Mapping[str, Tensor], shape: ModelShape) -> tuple[dict[str, Tensor], ModelShape]:
@@ -228,107 +183,22 @@ def without_scales(state: Mapping[str, Tensor], shape: ModelShape) -> tuple[dict
     return scaled, shape.model_copy(update=plain)
 
 
-def _beyond_llama(shape: ModelShape) -> Iterator[tuple[bool, str]]:
-    yield shape.positions != "rope", f"positions = {shape.positions}"
-    yield shape.activation != "swiglu", f"activation = {shape.activation}"
-    yield shape.qk_norm, "qk_norm = true"
-    yield shape.value_embeddings > 0, f"value_embeddings = {shape.value_embeddings}"
-    yield shape.residual_mixing, "residual_mixing = true"
-    yield shape.window is not None, f"window_pattern = {shape.window_pattern}"
-    yield shape.logit_softcap is not None, f"logit_softcap = {shape.logit_softcap}"
-    yield max(shape.width_multiplier, shape.query_scale) != 1, "factors of muP"
-
-
-def _names(shape: ModelShape) -> dict[str, str]:
-    """Return the name in Llama of every parameter, by its name in our model."""
-    named = {}
-    for name, _ in build_model(shape).named_parameters():
-        module, _, kind = name.rpartition(".")
-        if module.startswith("blocks."):
-            _, layer, inner = module.split(".", 2)
-            named[name] = f"model.layers.{layer}.{LAYER_NAMES[inner]}.{kind}"
-        else:
-            named[name] = f"{TOP_LEVEL_NAMES[module]}.{kind}"
-    return named
-
-
-def _check_weights(state: Mapping[str, Tensor], shape: ModelShape, where: str) -> None:
-    """Raise ContractError unless `state` holds exactly the parameters of a model of this shape."""
-    expected = {name: tuple(parameter.shape) for name, parameter in build_model(shape).named_parameters()}
-    problems = [f"{name} is missing" for name in expected if name not in state]
-    problems += [f"{name} is not one of its parameters" for name in state if name not in expected]
-    problems += [
-        f"{name} is {tuple(state[name].shape)} and not {size}"
-        for name, size in expected.items()
-        if name in state and tuple(state[name].shape) != size
-    ]
-    if problems:
-        more = f" and {len(problems) - 5} more" if len(problems) > 5 else ""
-        raise ContractError(
-            f"{where}: expected the parameters of the model shape, got {'; '.join(problems[:5])}{more}. "
-            "Use weights and a configuration of the same model."
-        )
-
-
 # The files of an exported folder.
 
 
 def _config(
     state: Mapping[str, Tensor], shape: ModelShape, seq_len: int, tokenizer: TokenizerFile | None
 ) -> dict[str, Any]:
-    scaling: dict[str, Any] | None = {"rope_type": shape.rope_scaling, "factor": shape.rope_factor}
-    if shape.rope_scaling == "none":
-        scaling = None
-    elif shape.rope_scaling == "llama3":
-        waves = {"low_freq_factor": LOW_TURNS, "high_freq_factor": HIGH_TURNS}
-        scaling = {**(scaling or {}), **waves, "original_max_position_embeddings": shape.rope_original}
+    family = family_of(shape)
     return {
-        "architectures": ["LlamaForCausalLM"],
-        "model_type": "llama",
+        "architectures": [family.architecture],
+        "model_type": family.model_type,
         "vocab_size": shape.vocab_size,
-        "hidden_size": shape.d_model,
-        "intermediate_size": shape.d_ffw,
-        "num_hidden_layers": shape.num_layers,
-        "num_attention_heads": shape.num_heads,
-        "num_key_value_heads": shape.num_kv_heads,
-        "head_dim": shape.head_dim,
-        "hidden_act": "silu",
-        "max_position_embeddings": seq_len,
-        "rms_norm_eps": shape.norm_eps,
-        "rope_theta": shape.rope_theta,
-        "rope_scaling": scaling,
-        "attention_bias": shape.bias,
-        "mlp_bias": shape.bias,
+        **family.write(shape, seq_len),
         "tie_word_embeddings": shape.tie_embeddings,
         "torch_dtype": str(next(iter(state.values())).dtype).removeprefix("torch."),
         **special_ids(tokenizer),
     }
-
-
-def _write_weights(folder: Path, state: Mapping[str, Tensor], names: Mapping[str, str], max_bytes: int) -> None:
-    """Write the parameters to one file, or to several with an index that names the file of each parameter."""
-    shards: list[list[str]] = [[]]
-    filled = 0
-    for name in names:
-        if shards[-1] and filled + state[name].nbytes > max_bytes:
-            shards.append([])
-            filled = 0
-        shards[-1].append(name)
-        filled += state[name].nbytes
-    files = [f"model-{i + 1:05d}-of-{len(shards):05d}.safetensors" for i in range(len(shards))]
-    if len(shards) == 1:
-        files = [WEIGHTS]
-    for file, chosen in zip(files, shards):
-        # safetensors makes a file that only its owner may read; the mode of a new file is that of the process.
-        (folder / file).touch()
-        mode = (folder / file).stat().st_mode
-        # Copies, since safetensors rejects views that share storage.
-        save_file({names[name]: state[name].detach().cpu().clone() for name in chosen}, folder / file, {"format": "pt"})
-        (folder / file).chmod(mode)
-    if len(shards) > 1:
-        places = {names[name]: file for file, chosen in zip(files, shards) for name in chosen}
-        total = sum(state[name].nbytes for name in names)
-        (folder / INDEX).write_bytes(json_bytes({"metadata": {"total_size": total}, "weight_map": places}))
 
 
 def _sync(path: Path) -> None:
@@ -337,99 +207,6 @@ def _sync(path: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
-
-
-# The files of an imported folder.
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    """Return the object in a JSON file. Raises ContractError if there is none."""
-    _check_file(path, MAX_JSON_BYTES)
-    try:
-        value: Any = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise ContractError(
-            f"{path}: expected a JSON file, got one that cannot be read ({error}). Download the folder again."
-        ) from error
-    if not isinstance(value, dict):
-        raise ContractError(f"{path}: expected a JSON object, got another value. Download the folder again.")
-    return value
-
-
-def _check_file(path: Path, max_bytes: int | None = None) -> None:
-    """Raise ContractError if there is no file, or one that is too large. Reading a pipe would never end."""
-    if not path.is_file() or (max_bytes is not None and path.stat().st_size > max_bytes):
-        most = "" if max_bytes is None else f" of at most {max_bytes} bytes"
-        raise ContractError(
-            f"{path}: expected a file{most}, got none, a larger one, or a pipe or folder. Download the folder again."
-        )
-
-
-def _weight_files(folder: Path) -> list[Path]:
-    """Return the files of weights. Raises ContractError if the index names one outside of the folder."""
-    if not (folder / INDEX).exists():
-        return [folder / WEIGHTS]
-    places = _read_json(folder / INDEX).get("weight_map")
-    names: list[Any] = [*places.values()] if isinstance(places, dict) else [places]
-    for name in names:
-        if not isinstance(name, str) or not is_below(name):
-            raise ContractError(
-                f"{folder / INDEX}: expected the names of files in the folder in `weight_map`, got {name!r:.100}. "
-                "Download the folder again."
-            )
-    return [folder / name for name in sorted(set(names))]
-
-
-def _shape_of(config: dict[str, Any], where: str) -> ModelShape:
-    """Return the shape of the model that a config.json describes.
-
-    Raises ConfigError if our model does not support it, ContractError if a value is missing or of a wrong type.
-    """
-    try:
-        return _read_shape(config, where)
-    except (KeyError, TypeError, ValueError, ArithmeticError) as error:
-        raise ContractError(
-            f"{where}: expected the complete configuration of a Llama model, got a missing or invalid key: {error}. "
-            "Download config.json again."
-        ) from error
-
-
-def _read_shape(config: dict[str, Any], where: str) -> ModelShape:
-    # Older versions of `transformers` wrote `rope_theta` and `rope_scaling` instead of `rope_parameters`.
-    rope = {"rope_theta": config.get("rope_theta", 10_000.0)} | (config.get("rope_scaling") or {})
-    rope |= config.get("rope_parameters") or {}
-    kind: Any = rope.get("rope_type", rope.get("type", "default"))
-    turns = (rope.get("low_freq_factor"), rope.get("high_freq_factor"))
-    bias = bool(config.get("attention_bias", False))
-    problems = [
-        (config.get("model_type") != "llama", f"model_type = {config.get('model_type')}"),
-        (config.get("hidden_act", "silu") != "silu", f"hidden_act = {config.get('hidden_act')}"),
-        (kind not in ("default", "linear", "llama3"), f"rope_type = {kind}"),
-        (kind == "llama3" and turns != (LOW_TURNS, HIGH_TURNS), f"low and high_freq_factor = {turns}"),
-        (bool(config.get("mlp_bias", False)) != bias, "attention_bias and mlp_bias that differ"),
-    ]
-    if unsupported := [text for is_wrong, text in problems if is_wrong]:
-        raise ConfigError(
-            f"{where}: expected a supported Llama model, got {'; '.join(unsupported)}. Import a model without "
-            "these settings."
-        )
-    heads = config["num_attention_heads"]
-    return ModelShape(
-        vocab_size=config["vocab_size"],
-        num_layers=config["num_hidden_layers"],
-        d_model=config["hidden_size"],
-        num_heads=heads,
-        num_kv_heads=config.get("num_key_value_heads") or heads,
-        head_dim=config.get("head_dim") or config["hidden_size"] // heads,
-        d_ffw=config["intermediate_size"],
-        bias=bias,
-        rope_theta=rope["rope_theta"],
-        rope_scaling=kind if kind != "default" else "none",
-        rope_factor=rope.get("factor", 1.0),
-        rope_original=rope.get("original_max_position_embeddings", 8192),
-        norm_eps=config.get("rms_norm_eps", 1e-6),
-        tie_embeddings=bool(config.get("tie_word_embeddings", False)),
-    )
 
 
 # Export of a checkpoint: its model and the tokenizer of its dataset.
@@ -443,15 +220,16 @@ def export_checkpoint(
     `step`: step of the checkpoint; None = the last. `card`: the model card; None = without one.
     `weights`: of STORED_WEIGHTS.
 
-    Raises ConfigError if Llama does not support the model or the folder is not empty, ContractError if files are
+    Raises ConfigError if no family has the model's shape or the folder is not empty, ContractError if files are
     damaged.
     """
-    dataset, note = open_checkpoint(run, step, "causal", "span")
+    dataset, note = open_checkpoint(run, step, "causal", "span", "mlm")
     if isinstance(shape := shape_of(note), OwnShape):
         raise ConfigError(
             f"{run.uri}/{note.name}: expected a transformer of Penstock, got plan.model = {shape.model}, which the "
-            "format of Llama does not describe. Read the weights of the checkpoint with the model's own code."
+            "formats of Hugging Face do not describe. Read the weights of the checkpoint with the model's own code."
         )
+    check_objective(note, *family_of(shape).objectives)
     tokenizer = TokenizerFile(dataset.tokenizer, read_tokenizer(dataset))
     model = read_model(run, note, torch.device("cpu"), weights)
     state = {name: parameter.detach() for name, parameter in model.named_parameters()}
@@ -465,7 +243,9 @@ def export_checkpoint(
 @printable_output()
 def main(argv: Sequence[str] | None = None) -> int:
     """Parse the arguments, export, and return the exit code."""
-    parser = argparse.ArgumentParser(prog="train.export.llama", description="Export a checkpoint as a Llama folder.")
+    parser = argparse.ArgumentParser(
+        prog="train.export.llama", description="Export a checkpoint as a folder of Hugging Face."
+    )
     parser.add_argument("run", help="run folder with a checkpoint")
     parser.add_argument("--out", required=True, help="new folder to write")
     parser.add_argument("--step", type=int, help="step of the checkpoint; default: the last")

@@ -22,7 +22,7 @@ from torch.nn.attention.flex_attention import BlockMask, flex_attention
 from train.model.cpu_attention import MAX_TILE_QUERIES, attend_in_tiles
 from train.model.dropout import ATTENTION_WEIGHTS, RowDraws, derived_keys, kept, scale_kept
 from train.model.flash_attention import KERNEL_DTYPES, attend_varlen
-from train.model.shape import ModelShape
+from train.model.shape import LLAMA_TURNS, ModelShape
 
 # Masks of documents that share a row. With a 16-bit dtype, a CUDA device uses FlashAttention
 # (train/model/flash_attention.py), or FlexAttention for the shapes that FlashAttention does not support. A CPU cuts the
@@ -49,8 +49,8 @@ class RowDocuments:
 def uses_blocks(device: torch.device, shape: ModelShape, dtype: torch.dtype) -> bool:
     """Return True if the device has a kernel that masks documents without a T × T matrix."""
     if device.type == "cuda":
-        return shape.positions == "rope" and shape.head_dim >= MIN_FLEX_HEAD and dtype in KERNEL_DTYPES
-    return shape.positions == "rope" and device.type == "cpu"
+        return shape.positions != "relative" and shape.head_dim >= MIN_FLEX_HEAD and dtype in KERNEL_DTYPES
+    return shape.positions != "relative" and device.type == "cpu"
 
 
 def document_mask(documents_BT: Tensor, causal: bool, window: int | None = None) -> Tensor:
@@ -350,14 +350,10 @@ def rotary_frequencies(shape: ModelShape, device: torch.device) -> Tensor:
     if shape.rope_scaling == "llama3":
         # Wavelengths up to a quarter of the original length are unchanged; those above that length are fully stretched.
         turns = shape.rope_original * frequencies / (2 * math.pi)
-        kept = ((turns - LOW_TURNS) / (HIGH_TURNS - LOW_TURNS)).clamp(0, 1)
+        low, high = LLAMA_TURNS
+        kept = ((turns - low) / (high - low)).clamp(0, 1)
         return frequencies * (kept + (1 - kept) / shape.rope_factor)
     return frequencies
-
-
-LOW_TURNS, HIGH_TURNS = 1.0, 4.0
-"""With rope_scaling = llama3, a frequency with at most LOW_TURNS turns over the original length is divided by the
-factor; one with at least HIGH_TURNS turns is unchanged."""
 
 
 def rotate(x_BTHK: Tensor, rotation: Rotation) -> Tensor:

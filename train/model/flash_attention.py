@@ -60,7 +60,9 @@ def uses_flash_attention(device: torch.device, shape: ModelShape, dtype: torch.d
     """Return True if FlashAttention supports this device, shape and dtype."""
     if device.type != "cuda" or dtype not in KERNEL_DTYPES:
         return False
-    return shape.positions == "rope" and shape.head_dim in FLASH_HEADS and _capability(device) >= MIN_FLASH_CAPABILITY
+    return (
+        shape.positions != "relative" and shape.head_dim in FLASH_HEADS and _capability(device) >= MIN_FLASH_CAPABILITY
+    )
 
 
 @cache

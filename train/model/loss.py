@@ -259,15 +259,25 @@ class HeadLoss:
         self.stopwatch: Stopwatch | None = None
         """Measures the loss of training steps, unless its vocabulary is split over ranks; None = no measurement."""
 
-    def __call__(self, x_BTD: Tensor, weight_VD: Tensor, targets_BT: Tensor, sources_B: Tensor | None) -> Tensor:
-        """Return the sum of (cross-entropy + z_loss · log² Z) · scale, 0-d; `x_BTD` and `weight_VD` get gradients."""
+    def __call__(
+        self,
+        x_BTD: Tensor,
+        weight_VD: Tensor,
+        targets_BT: Tensor,
+        sources_B: Tensor | None,
+        bias_V: Tensor | None = None,
+    ) -> Tensor:
+        """Return the sum of (cross-entropy + z_loss · log² Z) · scale, 0-d.
+
+        `x_BTD`, `weight_VD` and `bias_V` get gradients.
+        """
         # Inside of `forward` gradients are always disabled, so whether one is required is determined here.
         needs_gradient = torch.is_grad_enabled() and (x_BTD.requires_grad or weight_VD.requires_grad)
-        rows = (x_BTD.flatten(0, 1), weight_VD, targets_BT.flatten())
+        rows = (x_BTD.flatten(0, 1), weight_VD, bias_V, targets_BT.flatten())
         total: Tensor
         timed = self.stopwatch is not None and self.part is None and needs_gradient
         with self.stopwatch.running() if self.stopwatch is not None and timed else nullcontext():
-            total, losses_N, right_N = _ChunkedLoss.apply(*rows, self, needs_gradient)  # type: ignore[no-untyped-call]
+            total, losses_N, right_N = _ChunkedLoss.apply(*rows, (self, needs_gradient))  # type: ignore[no-untyped-call]
         if self.tally is not None and sources_B is not None:
             right_BT = None if right_N is None else right_N.view_as(targets_BT)
             self.tally.add(losses_N.view_as(targets_BT), targets_BT, sources_B, right_BT)
@@ -287,18 +297,26 @@ class _ChunkedLoss(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x_ND: Tensor, weight_VD: Tensor, targets_N: Tensor, head: HeadLoss, needs_gradient: bool
+        ctx: Any,
+        x_ND: Tensor,
+        weight_VD: Tensor,
+        bias_V: Tensor | None,
+        targets_N: Tensor,
+        settings: tuple["HeadLoss", bool],
     ) -> tuple[Tensor, Tensor, Tensor | None]:
+        head, needs_gradient = settings
         indices_n, number = _counted_targets(targets_N, head.num_targets), len(x_ND)
         if indices_n is not None:
             x_ND, targets_N = x_ND[indices_n], targets_N[indices_n]
         # Compiled chunks keep their size for any number of targets in a batch.
         size = min(head.chunk_tokens, number if head.fused else len(x_ND))
         right_n = torch.zeros_like(targets_N, dtype=torch.bool) if head.counts_right else None
-        settings = ChunkSettings(head, size, right_n)
-        total, losses_n, gradients = _chunked_loss(x_ND, weight_VD, targets_N, settings, needs_gradient)
+        chunks = ChunkSettings(head, size, right_n)
+        total, losses_n, gradients = _chunked_loss(x_ND, weight_VD, bias_V, targets_N, chunks, needs_gradient)
         if gradients is not None:
-            ctx.save_for_backward(_scatter_rows(gradients[0], indices_n, number), gradients[1].to(weight_VD.dtype))
+            saved = [_scatter_rows(gradients[0], indices_n, number), gradients[1].to(weight_VD.dtype)]
+            saved += [] if bias_V is None else [gradients[2].to(bias_V.dtype)]
+            ctx.save_for_backward(*saved)
         losses_N = _scatter_rows(losses_n, indices_n, number)
         right_N = None if right_n is None else _scatter_rows(right_n, indices_n, number)
         ctx.mark_non_differentiable(*(losses_N,) if right_N is None else (losses_N, right_N))
@@ -306,9 +324,10 @@ class _ChunkedLoss(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        """Return the gradients of the residual stream and of the output matrix."""
-        gradient_ND, gradient_VD = (saved * gradients[0].to(saved.dtype) for saved in ctx.saved_tensors)
-        return gradient_ND, gradient_VD, None, None, None
+        """Return the gradients of the residual stream, of the output matrix and of its bias."""
+        scaled = [saved * gradients[0].to(saved.dtype) for saved in ctx.saved_tensors]
+        gradient_ND, gradient_VD, gradient_V = scaled if len(scaled) == 3 else (*scaled, None)
+        return gradient_ND, gradient_VD, gradient_V, None, None
 
 
 def _counted_targets(targets_N: Tensor, number: int | None) -> Tensor | None:
@@ -358,11 +377,16 @@ def write_right(right_n: Tensor, logits_nV: Tensor, targets_n: Tensor, part: Voc
 
 
 def _chunked_loss(
-    x_ND: Tensor, weight_VD: Tensor, targets_N: Tensor, settings: ChunkSettings, needs_gradient: bool
-) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor] | None]:
+    x_ND: Tensor,
+    weight_VD: Tensor,
+    bias_V: Tensor | None,
+    targets_N: Tensor,
+    settings: ChunkSettings,
+    needs_gradient: bool,
+) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor, Tensor] | None]:
     """Return the total loss, the cross-entropy of each token, and the gradients of the total loss.
 
-    The gradients are those of `x_ND` and `weight_VD`; None without `needs_gradient`.
+    The gradients are those of `x_ND`, `weight_VD` and `bias_V`; None without `needs_gradient`.
     """
     head, size, right_N = settings
     dtype = compute_dtype(x_ND)
@@ -371,6 +395,7 @@ def _chunked_loss(
     total, losses_N = x_ND.new_zeros((), dtype=wide), x_ND.new_zeros(len(x_ND), dtype=wide)
     gradient_ND = torch.empty_like(x_ND) if needs_gradient else None
     gradient_PD = torch.zeros_like(matrix_PD, dtype=wide) if needs_gradient else None
+    gradient_V = x_ND.new_zeros(len(weight_VD), dtype=wide)
     # Every chunk reuses the same memory: new pages for each made the loss a third slower (4 MB and more, one core).
     logits_nP = x_ND.new_empty(size, len(matrix_PD))
     chunk = (FusedChunkLoss if head.fused else PlainChunkLoss)(logits_nP[:, : len(weight_VD)], head.part, head.softcap)
@@ -378,6 +403,8 @@ def _chunked_loss(
         part = slice(start, min(start + size, len(x_ND)))
         gradient_nP = logits_nP[: part.stop - start]
         torch.mm(x_ND[part], matrix_PD.T, out=gradient_nP)
+        if bias_V is not None:
+            gradient_nP[:, : len(bias_V)] += bias_V.to(dtype)
         if right_N is not None:
             write_right(right_N[part], gradient_nP[:, : len(weight_VD)], targets_N[part], head.part)
         counts_n = targets_N[part] != IGNORED
@@ -391,6 +418,8 @@ def _chunked_loss(
             # A clone: torch would recompile for the same tensor passed twice.
             shares_n = factors_n * (1 + 2 * head.z_loss * log_z_n) if head.z_loss else factors_n.clone()
             chunk.write_gradient(shares_n, factors_n)
+            if bias_V is not None:
+                gradient_V += gradient_nP[:, : len(bias_V)].sum(0, dtype=wide)
             torch.mm(gradient_nP, matrix_PD, out=gradient_ND[part])
             if dtype == wide:
                 gradient_PD.addmm_(gradient_nP.T, x_ND[part])
@@ -398,7 +427,7 @@ def _chunked_loss(
                 gradient_PD += gradient_nP.T @ x_ND[part]
     if gradient_ND is None or gradient_PD is None:
         return total, losses_N, None
-    return total, losses_N, (gradient_ND, gradient_PD[: len(weight_VD)])
+    return total, losses_N, (gradient_ND, gradient_PD[: len(weight_VD)], gradient_V)
 
 
 def _pad_to_multiple(matrix_VD: Tensor, multiple: int) -> Tensor:

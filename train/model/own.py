@@ -108,7 +108,7 @@ class OwnModel(Transformer, ABC):
         documents = None if documents_BT is None else RowDocuments(documents_BT, starts_N, compute_dtype(x_BTD))
         return additive_mask(self.attention_mask(x_BTD.shape[1], documents, x_BTD.device, None), x_BTD)
 
-    def forward(  # type: ignore[override]
+    def forward(
         self,
         x: Tensor,
         documents_BT: Tensor | None = None,

@@ -1,7 +1,7 @@
 """The shape of the model, its number of parameters and FLOPs, and the choice of a shape for a number of parameters."""
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer
@@ -12,7 +12,12 @@ from train.config.plan import PlanConfig
 COPIED_FIELDS = (
     "activation",
     "bias",
+    "norm",
+    "norm_position",
     "positions",
+    "max_positions",
+    "num_token_types",
+    "head_transform",
     "rope_theta",
     "rope_scaling",
     "rope_factor",
@@ -29,8 +34,12 @@ COPIED_FIELDS = (
 LATER_FIELDS = (
     *("value_embeddings", "residual_mixing", "window_pattern", "window", "logit_softcap"),
     *("width_multiplier", "query_scale"),
+    *("norm", "norm_position", "max_positions", "num_token_types", "head_transform"),
 )
 """Fields that older plans and checkpoints do not have. A default is not stored, so their digests are unchanged."""
+LLAMA_TURNS = (1.0, 4.0)
+"""With rope_scaling = llama3, a frequency with at most the first number of turns over the original length is divided by
+the factor; one with at least the second number of turns is unchanged."""
 MAX_LAYERS = 160
 TIED_SHARE = 0.2
 LOGIT_TILE = 128
@@ -47,7 +56,7 @@ SIZE_UNIT, ASPECT_UNIT = 0.1, math.log(2)
 
 
 class ModelShape(BaseModel):
-    """The shape of a transformer with RMSNorm before each half of a layer, grouped-query attention and feed-forward."""
+    """The shape of a transformer: layers of attention and feed-forward, their norms, positions, embeddings and head."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
@@ -65,12 +74,25 @@ class ModelShape(BaseModel):
     """Width of one head; num_heads × head_dim need not be d_model."""
     d_ffw: int
     """Hidden width of the feed-forward."""
-    activation: Literal["swiglu", "gelu", "relu2"] = "swiglu"
-    """Feed-forward: three matrices with a gate, or two with GELU or the square of ReLU."""
+    activation: Literal["swiglu", "gelu", "gelu_tanh", "relu2"] = "swiglu"
+    """Feed-forward: three matrices with a gate, or two with GELU, exact or approximated by tanh, or the square of
+    ReLU."""
     bias: bool = False
     """True if the matrices of the layers have biases; the projection of relative positions never has."""
-    positions: Literal["rope", "relative"] = "rope"
-    """Rotary, or Transformer-XL's: a projection of the distances and two vectors for each head."""
+    norm: Literal["rmsnorm", "layernorm"] = "rmsnorm"
+    """RMSNorm with gains, or LayerNorm with gains and biases."""
+    norm_position: Literal["pre", "post"] = "pre"
+    """pre: the input of each half of a layer is normalized, and the output of the last layer. post: the sum after each
+    half of a layer is normalized, and the embeddings."""
+    positions: Literal["rope", "relative", "learned"] = "rope"
+    """Rotary; Transformer-XL's: a projection of the distances and two vectors for each head; or a learned vector for
+    each position of a row."""
+    max_positions: int = Field(default=0, ge=0)
+    """With positions = learned: number of positions that have a vector, the maximum length of a row; else 0."""
+    num_token_types: int = Field(default=0, ge=0)
+    """Number of vectors for kinds of tokens, as BERT has; all tokens are of the first kind. 0 = none."""
+    head_transform: bool = False
+    """True if the head of BERT is used: a square matrix, GELU and a norm before the output projection, and biases."""
     rope_theta: float = 10_000.0
     """Base of the rotary frequencies."""
     rope_scaling: Literal["none", "linear", "llama3"] = "none"
@@ -80,7 +102,7 @@ class ModelShape(BaseModel):
     rope_original: int = 8192
     """With rope_scaling = llama3: the sequence length before the extension [tokens]."""
     norm_eps: float = 1e-5
-    """Number added to the mean square in RMSNorm."""
+    """Number added to the mean square, or to the variance, in a norm."""
     qk_norm: bool = False
     """True if queries and keys go through an RMSNorm of head_dim weights each."""
     tie_embeddings: bool
@@ -208,13 +230,19 @@ def matrix_params_of_layer(shape: ModelShape) -> int:
     return attention + (3 if shape.activation == "swiglu" else 2) * shape.d_model * shape.d_ffw
 
 
+def params_of_norm(shape: ModelShape) -> int:
+    """Return the number of parameters of a norm of the residual stream."""
+    return (2 if shape.norm == "layernorm" else 1) * shape.d_model
+
+
 def params_of_layer(shape: ModelShape) -> int:
     """Return the number of parameters of one layer: matrices, biases, norms, and those of relative positions.
 
     Source for relative positions: Dai et al. 2019, arXiv 1901.02860, section 3.3 (W_{k,R}, u and v).
     """
     d, q, kv, ffw = shape.d_model, shape.query_width, shape.key_width, shape.d_ffw
-    norms = 2 * d + (2 * shape.head_dim if shape.qk_norm else 0) + (2 * d if shape.residual_mixing else 0)
+    norms = 2 * params_of_norm(shape) + (2 * shape.head_dim if shape.qk_norm else 0)
+    norms += 2 * d if shape.residual_mixing else 0
     biases = q + 2 * kv + d + (2 if shape.activation == "swiglu" else 1) * ffw + d
     relative = d * q + 2 * q
     return (
@@ -226,15 +254,18 @@ def params_of_layer(shape: ModelShape) -> int:
 
 
 def num_parameters(shape: ModelShape, embeddings: bool = True) -> int:
-    """Return the exact number of trainable parameters.
+    """Return the exact number of parameters.
 
-    Without `embeddings`, both embedding matrices and the value embeddings are excluded.
+    Without `embeddings`, both embedding matrices, those of values, and the vectors of positions and of kinds of tokens
+    are excluded.
     """
     if isinstance(shape, OwnShape):
         return shape.num_params - (0 if embeddings else shape.embedding_params)
-    body = shape.num_layers * params_of_layer(shape) + shape.d_model
-    matrices = 1 if shape.tie_embeddings else 2
-    return body + (matrices * shape.vocab_size * shape.d_model + value_parameters(shape) if embeddings else 0)
+    body = shape.num_layers * params_of_layer(shape) + params_of_norm(shape)
+    if shape.head_transform:
+        body += shape.d_model * (shape.d_model + 1) + params_of_norm(shape) + shape.vocab_size
+    vectors = (1 if shape.tie_embeddings else 2) * shape.vocab_size + shape.max_positions + shape.num_token_types
+    return body + (vectors * shape.d_model + value_parameters(shape) if embeddings else 0)
 
 
 def value_parameters(shape: ModelShape) -> int:
@@ -250,6 +281,54 @@ def sized_parameters(shape: ModelShape) -> int:
 def counted_parameters(shape: ModelShape, embeddings: bool) -> int:
     """Return the number of parameters N by the rule of a scaling law, with the two embedding matrices or without."""
     return sized_parameters(shape) if embeddings else active_parameters(shape, False)
+
+
+def parameter_sizes(shape: ModelShape) -> dict[str, tuple[int, ...]]:
+    """Return the size of every parameter of the torch model, by name and in its order."""
+    d, vocabulary = shape.d_model, (shape.vocab_size, shape.d_model)
+
+    def norm(name: str) -> dict[str, tuple[int, ...]]:
+        kinds = ("weight", "bias") if shape.norm == "layernorm" else ("weight",)
+        return {f"{name}.{kind}": (d,) for kind in kinds}
+
+    sizes: dict[str, tuple[int, ...]] = {"embedding.weight": vocabulary}
+    if shape.positions == "learned":
+        sizes["extra.positions.weight"] = (shape.max_positions, d)
+    if shape.num_token_types:
+        sizes["extra.types.weight"] = (shape.num_token_types, d)
+    sizes |= norm("extra.norm") if shape.norm_position == "post" else {}
+    for layer in range(shape.num_layers):
+        sizes |= {f"blocks.{layer}.{name}": size for name, size in _sizes_of_layer(shape, norm).items()}
+    with_values = filter(shape.has_values, range(shape.num_layers))
+    sizes |= {f"value_embeddings.{layer}.weight": (shape.vocab_size, shape.key_width) for layer in with_values}
+    sizes |= norm("norm") if shape.norm_position == "pre" else {}
+    if shape.head_transform:
+        sizes |= {"transform.output_bias": (shape.vocab_size,), "transform.dense.weight": (d, d)}
+        sizes |= {"transform.dense.bias": (d,), **norm("transform.norm")}
+    return sizes if shape.tie_embeddings else sizes | {"head.weight": vocabulary}
+
+
+def _sizes_of_layer(shape: ModelShape, norm: Callable[[str], dict[str, tuple[int, ...]]]) -> dict[str, tuple[int, ...]]:
+    d, q, kv, ffw = shape.d_model, shape.query_width, shape.key_width, shape.d_ffw
+    attention = {"query": (q, d), "key": (kv, d), "value": (kv, d), "out": (d, q)}
+    mixing = ("mix_stream.weight", "mix_first.weight") if shape.residual_mixing else ()
+    sizes = dict.fromkeys(mixing, (d,)) | norm("attention_norm") | _matrices("attention", attention, shape.bias)
+    if shape.qk_norm:
+        sizes |= dict.fromkeys(("attention.query_norm.weight", "attention.key_norm.weight"), (shape.head_dim,))
+    if shape.positions == "relative":
+        sizes |= {f"attention.relative.{name}_bias": (q,) for name in ("content", "distance")}
+        sizes |= {"attention.relative.distance.weight": (q, d)}
+    gate = {"gate": (ffw, d)} if shape.activation == "swiglu" else {}
+    return sizes | norm("ffn_norm") | _matrices("ffn", gate | {"up": (ffw, d), "down": (d, ffw)}, shape.bias)
+
+
+def _matrices(module: str, sizes: Mapping[str, tuple[int, int]], bias: bool) -> dict[str, tuple[int, ...]]:
+    named: dict[str, tuple[int, ...]] = {}
+    for name, size in sizes.items():
+        named[f"{module}.{name}.weight"] = size
+        if bias:
+            named[f"{module}.{name}.bias"] = size[:1]
+    return named
 
 
 def padded_columns(columns: int, cuda: bool) -> int:
@@ -276,6 +355,8 @@ def flops_per_token(shape: ModelShape, seq_len: int, logits: bool = True) -> int
         # The projection of the distances, which have no gradient, and a third product with the scores.
         layer += 4 * shape.d_model * shape.query_width + 6 * shape.query_width * seq_len
     head = shape.vocab_size * shape.d_model if logits else 0
+    if shape.head_transform:
+        head += shape.d_model * shape.d_model
     return shape.num_layers * layer + 6 * head + 12 * shape.query_width * counted_keys(shape, seq_len)
 
 

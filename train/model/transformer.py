@@ -1,4 +1,4 @@
-"""The transformer: RMSNorm, grouped-query attention and a feed-forward; the whole model or a range of its layers.
+"""The transformer: norms, grouped-query attention and feed-forward; the whole model or a range of its layers.
 
 It is built without storage (meta device). Weights are then made one parameter at a time from a seed and the parameter's
 name, so they are the same for any number of ranks and any layout. The model itself does not communicate: its attention
@@ -20,6 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
+from schemas.errors import ContractError
 from train.config.train import TrainConfig
 from train.model.attention import (
     MAX_KERNELS,
@@ -73,6 +74,13 @@ class LayerSpan:
         return self.stop == self.num_layers
 
 
+def make_norm(shape: ModelShape, size: int) -> nn.Module:
+    """Return a norm of the residual stream, of `size` numbers. Sources: Zhang 2019, 1910.07467; Ba 2016, 1607.06450."""
+    if shape.norm == "layernorm":
+        return nn.LayerNorm(size, eps=shape.norm_eps)
+    return nn.RMSNorm(size, eps=shape.norm_eps)
+
+
 class FeedForward(nn.Module):
     """SwiGLU, down(silu(gate(x)) * up(x)); GELU, down(gelu(up(x))); or ReLU², down(relu(up(x))²).
 
@@ -85,6 +93,7 @@ class FeedForward(nn.Module):
         self.gate = nn.Linear(shape.d_model, shape.d_ffw, bias=shape.bias) if gated else None
         self.up = nn.Linear(shape.d_model, shape.d_ffw, bias=shape.bias)
         self.down = nn.Linear(shape.d_ffw, shape.d_model, bias=shape.bias)
+        self.approximate = "tanh" if shape.activation == "gelu_tanh" else "none"
 
     def forward(self, x_BTD: Tensor) -> Tensor:
         """Return the feed-forward's output, position by position, (B, T, D)."""
@@ -92,7 +101,7 @@ class FeedForward(nn.Module):
         if self.gate is not None:
             hidden = F.silu(self.gate(x_BTD)) * up
         else:
-            hidden = F.relu(up).square() if self.squared else F.gelu(up)
+            hidden = F.relu(up).square() if self.squared else F.gelu(up, approximate=self.approximate)
         y_BTD: Tensor = self.down(hidden)
         return y_BTD
 
@@ -113,19 +122,18 @@ class ChannelGain(nn.Module):
 
 
 class Block(nn.Module):
-    """One layer: attention, then feed-forward, each computed from the normalized stream and added to the stream.
+    """One layer: attention, then feed-forward, each added to the stream; a norm before each half, or after each sum.
 
     With residual mixing, the layer starts from a weighted sum of the stream and the token embeddings."""
 
     def __init__(self, shape: ModelShape, recompute: Recompute):
         super().__init__()
-        self.recompute = recompute
+        self.recompute, self.norm_position, self.dropout = recompute, shape.norm_position, 0.0
         self.mix_stream = ChannelGain(shape.d_model) if shape.residual_mixing else None
         self.mix_first = ChannelGain(shape.d_model) if shape.residual_mixing else None
-        self.dropout = 0.0
-        self.attention_norm = nn.RMSNorm(shape.d_model, eps=shape.norm_eps)
+        self.attention_norm = make_norm(shape, shape.d_model)
         self.attention = Attention(shape)
-        self.ffn_norm = nn.RMSNorm(shape.d_model, eps=shape.norm_eps)
+        self.ffn_norm = make_norm(shape, shape.d_model)
         self.ffn = FeedForward(shape)
 
     def forward(
@@ -151,6 +159,12 @@ class Block(nn.Module):
     def _layer(self, x_BTD: Tensor, mask: AttentionMask, first_BTD: Tensor | None, added_BTC: Tensor | None) -> Tensor:
         if self.mix_stream is not None and self.mix_first is not None:
             x_BTD = self.mix_stream(x_BTD) + self.mix_first(first_BTD)
+        if self.norm_position == "post":
+            # Under autocast a norm returns float32, the dtype of the residual stream.
+            y_BTD = drop_channels(self.attention(x_BTD, mask, added_BTC), self.dropout, mask.draws, ATTENTION_OUTPUT)
+            x_BTD = self.attention_norm(x_BTD + y_BTD)
+            y_BTD = drop_channels(self.ffn(x_BTD), self.dropout, mask.draws, FEED_FORWARD_OUTPUT)
+            return self.ffn_norm(x_BTD + y_BTD)  # type: ignore[no-any-return]
         y_BTD = self.attention(self.attention_norm(x_BTD), mask, added_BTC)
         x_BTD = x_BTD + drop_channels(y_BTD, self.dropout, mask.draws, ATTENTION_OUTPUT)
         y_BTD = self.ffn(self.ffn_norm(x_BTD))
@@ -181,6 +195,57 @@ _PRODUCTS = {
 """Operators whose outputs selective checkpointing stores: they cost most to recompute for the memory they need."""
 
 
+def has_extra_embeddings(shape: ModelShape) -> bool:
+    """Return True if anything is added to the embeddings of the tokens, or if they are normalized."""
+    return shape.positions == "learned" or shape.num_token_types > 0 or shape.norm_position == "post"
+
+
+class ExtraEmbeddings(nn.Module):
+    """What a model adds to the embeddings of the tokens: vectors of positions, and of the first kind of tokens.
+
+    With `norm_position = post`, the sum is normalized. Source: Devlin et al. 2018 (BERT), arXiv 1810.04805, section 3.
+    """
+
+    def __init__(self, shape: ModelShape):
+        super().__init__()
+        learned = shape.positions == "learned"
+        self.positions = nn.Embedding(shape.max_positions, shape.d_model) if learned else None
+        self.types = nn.Embedding(shape.num_token_types, shape.d_model) if shape.num_token_types else None
+        self.norm = make_norm(shape, shape.d_model) if shape.norm_position == "post" else None
+
+    def forward(self, x_BTD: Tensor, positions_T: Tensor) -> Tensor:
+        """Return the residual stream before the first layer. Raises ContractError if a row is too long."""
+        if self.positions is not None:
+            if positions_T.shape[0] > (most := self.positions.num_embeddings):
+                raise ContractError(
+                    f"model: expected rows of at most max_positions = {most} tokens, got {positions_T.shape[0]}. Use "
+                    "shorter rows, or a model with more positions."
+                )
+            x_BTD = x_BTD + self.positions(positions_T)
+        if self.types is not None:
+            x_BTD = x_BTD + self.types.weight[0]
+        y_BTD: Tensor = x_BTD if self.norm is None else self.norm(x_BTD)
+        return y_BTD
+
+
+class HeadTransform(nn.Module):
+    """The part of BERT's head before its output projection, and the bias of that projection.
+
+    Source: Devlin et al. 2018, arXiv 1810.04805, as published in code.
+    """
+
+    def __init__(self, shape: ModelShape):
+        super().__init__()
+        self.dense = nn.Linear(shape.d_model, shape.d_model)
+        self.norm = make_norm(shape, shape.d_model)
+        self.output_bias = nn.Parameter(torch.empty(shape.vocab_size))
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        """Return the stream that the output projection reads, (B, T, D)."""
+        y_BTD: Tensor = self.norm(F.gelu(self.dense(x_BTD)))
+        return y_BTD
+
+
 class Transformer(nn.Module):
     """The model, or a range of its layers for a pipeline stage."""
 
@@ -189,13 +254,15 @@ class Transformer(nn.Module):
         super().__init__()
         self.shape, self.span, self.causal = shape, span, causal
         self.embedding = nn.Embedding(shape.vocab_size, shape.d_model) if span.begins else None
+        self.extra = ExtraEmbeddings(shape) if span.begins and has_extra_embeddings(shape) else None
         # Keyed by the layer's number in the whole model, so that a parameter has the same name on every rank.
         self.blocks = nn.ModuleDict({str(i): Block(shape, recompute(i)) for i in range(span.first, span.stop)})
         # Outside the layers, so that the optimizer treats the tables like the embedding.
         with_values = [i for i in range(span.first, span.stop) if shape.has_values(i)]
         tables = {str(i): nn.Embedding(shape.vocab_size, shape.key_width) for i in with_values}
         self.value_embeddings = nn.ModuleDict(tables) if tables else None
-        self.norm = nn.RMSNorm(shape.d_model, eps=shape.norm_eps) if span.ends else None
+        self.norm = make_norm(shape, shape.d_model) if span.ends and shape.norm_position == "pre" else None
+        self.transform = HeadTransform(shape) if span.ends and shape.head_transform else None
         self.head: nn.Module | None = None
         if span.ends and not (shape.tie_embeddings and span.begins):
             # A tied matrix in the last pipeline stage is a copy of the embedding, which the layout keeps equal.
@@ -235,6 +302,8 @@ class Transformer(nn.Module):
         x_BTD: Tensor = x if self.embedding is None else self.embedding(x)
         documents = None if documents_BT is None else RowDocuments(documents_BT, starts_N, compute_dtype(x_BTD))
         masks = self._with_draws(self._masks(x.shape[1], documents, x_BTD), others.get("keys_B"), x.shape[1])
+        if self.extra is not None:
+            x_BTD = self.extra(x_BTD, next(iter(masks.values())).positions_T)
         if self.embedding is not None and self.embedding_dropout:
             draws = next(iter(masks.values())).of_layer(BEFORE_LAYERS).draws
             x_BTD = drop_channels(x_BTD, self.embedding_dropout, draws, EMBEDDING)
@@ -243,15 +312,20 @@ class Transformer(nn.Module):
         for number, block in self.blocks.items():
             mask = masks[self.shape.window_of(int(number))].of_layer(int(number))
             x_BTD = self._run_layer(block, x_BTD, mask, first_BTD, self._values_of(number, ids_BT))
-        if self.norm is None:
-            return x_BTD
-        x_BTD = self.norm(x_BTD)
+        return self._head(x_BTD, targets_BT, sources_B) if self.span.ends else x_BTD
+
+    def _head(self, x_BTD: Tensor, targets_BT: Tensor | None, sources_B: Tensor | None) -> Tensor:
+        """Return the total loss, or without targets the logits, of the residual stream after the last layer."""
+        bias_V = None
+        x_BTD = x_BTD if self.norm is None else self.norm(x_BTD)
+        if self.transform is not None:
+            x_BTD, bias_V = self.transform(x_BTD), self.transform.output_bias
         if self.shape.width_multiplier != 1:
             x_BTD = x_BTD / self.shape.width_multiplier  # the factor of the logits of muP
         weight_VD = self.embedding.weight if self.head is None else self.head.weight  # type: ignore[union-attr]
         if targets_BT is None:
-            return capped(F.linear(x_BTD, weight_VD).float(), self.loss.softcap)  # type: ignore[arg-type]
-        return self.loss(x_BTD, weight_VD, targets_BT, sources_B)  # type: ignore[arg-type]
+            return capped(F.linear(x_BTD, weight_VD, bias_V).float(), self.loss.softcap)  # type: ignore[arg-type]
+        return self.loss(x_BTD, weight_VD, targets_BT, sources_B, bias_V)  # type: ignore[arg-type]
 
     def _masks(
         self, num_positions: int, documents: RowDocuments | None, x_BTD: Tensor
@@ -338,6 +412,8 @@ class Transformer(nn.Module):
         if shape.positions == "relative":
             distances_LD = sinusoids(len(positions_T), self.causal, shape.d_model, device)
             return AttentionMask(positions_T, None, mask_B1TT, self.causal, distances_LD=distances_LD)
+        if shape.positions == "learned":
+            return AttentionMask(positions_T, None, mask_B1TT, self.causal)
         return AttentionMask(positions_T, rotation_table(positions_T, shape), mask_B1TT, self.causal)
 
 

@@ -14,7 +14,7 @@ from train.config.optim import OPTIMIZERS, DeclaredOptimizer, OptimConfig
 from train.optim.average import allocate_averages, update_averages
 from train.optim.parameter import Gradients, ShardedParameter, UpdateInputs, local_tensor, region_of
 
-EMBEDDING_NAMES = ("embedding.", "value_embeddings.")
+EMBEDDING_NAMES = ("embedding.", "value_embeddings.", "extra.")
 """Beginnings of the names of the parameters that `decay_embeddings` is for."""
 LAYERS_PREFIX = "blocks."
 """Beginning of the names of the parameters of layers."""
@@ -69,7 +69,7 @@ def make_optimizer(
     """Return the optimizer of these parameters, with its state allocated. `group`: by default one rule for all.
 
     Parameters, by name, are plain tensors or DTensors on any meshes. Ranks with shards of the same parameters must pass
-    the parameters in the same order. Weight decay applies to matrices, but to the embedding only with
+    the parameters in the same order. Weight decay applies to matrices, but to embeddings only with
     `decay_embeddings`. `width_multiplier`: that of the model's shape, 1 without muP.
     """
     members = [ShardedParameter(name, parameter, region_of(name, parameter)) for name, parameter in parameters.items()]

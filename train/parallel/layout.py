@@ -9,7 +9,8 @@ from collections.abc import Iterator, Sequence
 from schemas.errors import ConfigError
 from train.config.layout import AXES, SPLIT_BACKWARD, LayoutConfig
 from train.config.settings import Settings
-from train.model.shape import ModelShape, OwnShape
+from train.model.freeze import frozen_names
+from train.model.shape import ModelShape, OwnShape, parameter_sizes
 
 ROUND_SCHEDULES = ("interleaved", "zero_bubble")
 """Schedules that process the micro-batches in rounds, with equally many in every round."""
@@ -107,6 +108,7 @@ def layout_problems(
     elif layout.expert_parallel:
         yield "layout.expert_parallel: expected plan.model = moe, got the transformer, which has no experts. Remove it."
     yield from _head_problems(shape, layout)
+    yield from _frozen_problems(shape, settings)
     if settings.train.fp8_scaling == "gather" and layout.data not in ("zero2", "zero3"):
         yield (
             f"train.fp8_scaling: expected layout.data = zero2 or zero3 for gather, got {layout.data}. Set "
@@ -145,6 +147,30 @@ def layout_problems(
             batches = {global_batch, *(stage.global_batch or global_batch for stage in settings.train.stages)}
             for batch in sorted(batches):
                 yield from _schedule_problems(layout, axes_of(layout, world_size), batch)
+
+
+def _frozen_problems(shape: ModelShape, settings: Settings) -> Iterator[str]:
+    """Yield an error text if a pipeline cannot train the parameters that are not frozen."""
+    layout, names = settings.layout, parameter_sizes(shape)
+    stages = layout.pipeline * layout.stages
+    if not settings.train.freeze or stages == 1:
+        return
+    frozen = frozen_names(names, settings.train.freeze)
+    if layout.schedule in SPLIT_BACKWARD:
+        yield (
+            f"layout.schedule: expected a schedule with a whole backward pass with train.freeze, got {layout.schedule}."
+            " Choose another layout.schedule."
+        )
+    for stage in range(stages):
+        layers = layers_of(shape.num_layers, stages, stage)
+        begins = tuple(f"blocks.{layer}." for layer in layers)
+        first, last = ("embedding.", "extra."), ("norm.", "transform.", "head.")
+        begins += first if stage == 0 else last if stage == stages - 1 else ()
+        if all(name in frozen for name in names if name.startswith(begins)):
+            yield (
+                f"train.freeze: expected parameters to train in each of {stages} pipeline stages, got none in stage "
+                f"{stage}. Lower layout.pipeline, or freeze fewer parameters."
+            )
 
 
 def axes_problem(layout: LayoutConfig, world_size: int) -> str | None:
@@ -231,6 +257,13 @@ def _head_problems(shape: ModelShape, layout: LayoutConfig) -> Iterator[str]:
     ):
         if size % ranks:
             yield f"plan.{name}: expected a multiple of {by}, got {size}"
+    whole = {"positions": shape.positions == "learned", "norm_position": shape.norm_position == "post"}
+    whole |= {"head_transform": shape.head_transform, "num_token_types": shape.num_token_types > 0}
+    if layout.tensor > 1 and (given := [f"plan.{name}" for name, is_given in whole.items() if is_given]):
+        yield (
+            f"layout.tensor: expected 1 with {', '.join(given)}, whose weights are not split, got {layout.tensor}. Set "
+            "layout.tensor = 1 and use another axis."
+        )
     if shape.positions == "relative" and max(layout.tensor, layout.context) > 1:
         yield (
             "plan.positions: expected rotary positions with tensor or context > 1, got positions = relative. Set "

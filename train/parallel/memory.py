@@ -13,7 +13,16 @@ from schemas.errors import ConfigError
 from train.config.layout import LayoutConfig
 from train.config.optim import OPTIMIZERS, STREAMED_NUMBERS
 from train.config.settings import Settings
-from train.model.shape import ModelShape, matrix_params_of_layer, padded_columns, params_of_layer
+from train.model.freeze import frozen_names
+from train.model.shape import (
+    ModelShape,
+    matrix_params_of_layer,
+    num_parameters,
+    padded_columns,
+    parameter_sizes,
+    params_of_layer,
+    value_parameters,
+)
 from train.parallel.layout import axes_of, chunks_in_flight, data_ranks, layers_of, num_micro_batches, stages_of
 
 # The activations that a layer keeps for its backward pass are counted tensor by tensor, for the code as it is. On a
@@ -65,7 +74,7 @@ class LayerMemory:
         if layout.context > 1 and layout.context_by == "heads":
             numbers += q  # the output of attention, before and after the all-to-all back to positions
         per_token = (
-            2 * self.norm(shape.d_model) // layout.tensor
+            2 * self.stream_norm() // layout.tensor
             + width * inputs * shape.d_model
             + width * numbers // layout.tensor
             + 4 * shape.num_heads // layout.tensor  # log Z of each query
@@ -111,7 +120,7 @@ class LayerMemory:
         d, q, kv = shape.d_model, shape.query_width, shape.key_width
         # The gradient from the last matrix replaces the activations that this matrix saved.
         # The derivative of the square of ReLU is a tensor of its own.
-        feed_forward = self.width * ((1 if shape.activation == "gelu" else 2) * shape.d_ffw // tensor + d)
+        feed_forward = self.width * ((1 if shape.activation.startswith("gelu") else 2) * shape.d_ffw // tensor + d)
         attention = self.width * ((3 * q + 4 * kv) // tensor + d)
         norm = (self.width if self.cuda else 16) * d // tensor
         if shape.positions == "relative":
@@ -122,6 +131,11 @@ class LayerMemory:
         values = 2 * self.width * kv // tensor if shape.value_embeddings else 0
         numbers = self.tokens * (max(feed_forward, attention, norm) + values)
         return numbers + streams * self.stream_bytes() + 2 * self._mask()
+
+    def stream_norm(self) -> int:
+        """Return the bytes that a norm of the residual stream stores for one position."""
+        # LayerNorm is a kernel on every device, which stores its input, mean and scale.
+        return self.norm(self.shape.d_model) if self.shape.norm == "rmsnorm" else self.residual * self.shape.d_model + 8
 
     def norm(self, width: int) -> int:
         """Return the bytes that RMSNorm stores for one position of `width` numbers."""
@@ -208,13 +222,18 @@ class RankMemory:
         self.matrices = matrix_params_of_layer(shape) // layout.tensor
         self.layer = params_of_layer(shape) - matrix_params_of_layer(shape) + self.matrices
         self.vocabulary = -(-shape.vocab_size // layout.tensor) * shape.d_model
-        copies = (0 in stages) + (self.ends and not (shape.tie_embeddings and last == 0))
-        self.outer = copies * self.vocabulary + (shape.d_model if self.ends else 0)
-        with_values = [shape.has_values(layer) for span in spans for layer in span]
-        self.num_tables = sum(with_values)
+        self.copies = copies = (0 in stages) + (self.ends and not (shape.tie_embeddings and last == 0))
+        others = num_parameters(shape) - shape.num_layers * params_of_layer(shape) - value_parameters(shape)
+        others -= (1 if shape.tie_embeddings else 2) * shape.vocab_size * shape.d_model
+        # Vectors of positions and of kinds of tokens are on the first stage, the norm and the head on the last.
+        first = (shape.max_positions + shape.num_token_types) * shape.d_model
+        self.num_tables = sum(shape.has_values(layer) for span in spans for layer in span)
         self.tables = self.num_tables * shape.vocab_size * (shape.key_width // layout.tensor)
-        self.outer += self.tables
+        self.outer = copies * self.vocabulary + (0 in stages) * first + self.ends * (others - first) + self.tables
         self.params = self.layers * self.layer + self.outer
+        self.frozen = self._frozen(stages, last + 1)
+        """Sizes of the parameters that this rank holds and does not train, by name."""
+        self.trained = self.params - sum(self.frozen.values())
 
     def moments(self) -> dict[str, dict[str, int]]:
         """Return the bytes in memory at each moment of a step, by purpose.
@@ -224,7 +243,7 @@ class RankMemory:
         held = {"weights": 4 * self.params // self.shards, "states": self.states(), "batch": self._batch()}
         together = self.micro_batches > 1 or (self.whole and self.replicas > 1)
         kept_whole = not self.sharded or self.axes["pipeline"] > 1 or self.settings.layout.compress != "none"
-        whole = 4 * self.params // (1 if kept_whole else self.shards) if together else 0
+        whole = 4 * self.trained // (1 if kept_whole else self.shards) if together else 0
         activations = self._activations()
         if self.settings.layout.pipeline > 1 and self.in_flight == self.micro_batches:
             # All forward passes run first: when gradients accumulate, the activations of a micro-batch are already
@@ -246,14 +265,14 @@ class RankMemory:
             },
             "end": held
             | {
-                "gradients": 4 * self.params // self.shards,
+                "gradients": 4 * self.trained // self.shards,
                 "gathered": self._gathered(1, 0),
                 "unreduced": self._unreduced_outside(),
                 "transfer": self._transfer(),
             },
             "update": held
             | {
-                "gradients": 4 * self.params // self.shards,
+                "gradients": 4 * self.trained // self.shards,
                 "update": self._update(),
                 "transfer": self._errors(),
             },
@@ -266,7 +285,7 @@ class RankMemory:
         over = self.replicas if self.settings.layout.data == "zero1" else self.shards
         d, q, kv, ffw = shape.d_model, shape.query_width, shape.key_width, shape.d_ffw
         sides = 2 * (d + q) + 2 * (d + kv) + (3 if shape.activation == "swiglu" else 2) * (d + ffw)
-        vocabularies, matrices = round((self.outer - self.tables) / self.vocabulary), self.layers * self.matrices
+        vocabularies, matrices = self.copies, self.layers * self.matrices
         numbers = vocabularies * self.vocabulary + self.tables
         vectors = self.params - matrices - numbers
         # States with a value per row or column are not sharded.
@@ -276,9 +295,27 @@ class RankMemory:
         whole += outer.side * self.num_tables * (shape.vocab_size + kv)
         sharded = inner.matrix * matrices + outer.matrix * numbers + outer.vector * vectors
         if self.settings.optim.ema is not None:
-            sharded += 4 * self.params
+            sharded += 4 * self.trained
+        for name, size in self.frozen.items():
+            own = inner if name.startswith("blocks.") else outer
+            sharded -= size * (own.matrix if name.endswith("weight") and "norm" not in name else outer.vector)
         # Beside states by row and column only vectors are sharded, in whole numbers of 4 bytes.
         return whole + sharded // over // 4 * 4 if whole else sharded // over
+
+    def _frozen(self, stages: list[int], num_stages: int) -> dict[str, int]:
+        if not self.settings.train.freeze:
+            return {}
+        shape, tensor = self.shape, self.settings.layout.tensor
+        layers = [layer for stage in stages for layer in layers_of(shape.num_layers, num_stages, stage)]
+        begins = tuple(f"{kind}.{layer}." for kind in ("blocks", "value_embeddings") for layer in layers)
+        begins += ("embedding.", "extra.") if 0 in stages else ()
+        begins += ("norm.", "transform.", "head.") if self.ends else ()
+        sizes = parameter_sizes(shape)
+        return {
+            name: math.prod(sizes[name]) // (tensor if len(sizes[name]) > 1 else 1)
+            for name in frozen_names(sizes, self.settings.train.freeze)
+            if name.startswith(begins)
+        }
 
     def _batch(self) -> int:
         # Ids and targets of 8 bytes, document numbers of 4.
@@ -335,7 +372,7 @@ class RankMemory:
         recompute store their value embeddings.
         """
         stream, tensor = self.stream, self.settings.layout.tensor
-        per_token = stream.norm(self.shape.d_model) // tensor if self.ends else 0
+        per_token = stream.stream_norm() // tensor if self.ends else 0
         if self.shape.residual_mixing:
             per_token += (stream.norm(self.shape.d_model) + stream.residual * self.shape.d_model) // tensor
         if self._mode() != "none":

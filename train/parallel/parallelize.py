@@ -18,9 +18,10 @@ from train.data.rows import Rows, concatenate_rows
 from train.model.draw import BY_POSITION
 from train.model.flash_attention import activate_flash_attention
 from train.model.fp8 import compute_scales, enable_fp8
+from train.model.freeze import frozen_names
 from train.model.loss import HeadLoss, LossTally
 from train.model.own import OwnModel, build_any, first_value
-from train.model.shape import LOGIT_TILE, ModelShape, OwnShape
+from train.model.shape import LOGIT_TILE, ModelShape, OwnShape, parameter_sizes
 from train.model.transformer import LayerSpan, Recompute, Transformer, enable_dropout
 from train.optim.parameter import local_tensor, region_of
 from train.parallel.compression import Compressor, compress_ddp, compress_fsdp, method_of
@@ -48,6 +49,7 @@ class SplitModel:
         settings = settings.for_device(device.type, capability)
         self.shape, self.settings, self.ranks = shape, settings, ranks
         layout = settings.layout
+        self._frozen = frozen_names(parameter_sizes(shape), settings.train.freeze)
         use_matrix_units(ranks.device)
         if ranks.device.type == "cuda":
             use_fixed_order(settings.train.deterministic)
@@ -71,7 +73,7 @@ class SplitModel:
 
     def _join_replicas(self) -> None:
         """Set up the sum of gradients over the replicas."""
-        layout, ranks, named = self.settings.layout, self.ranks, self.parameters
+        layout, ranks, named = self.settings.layout, self.ranks, self._trained()
         method = method_of(layout, self.settings.train.seed)
         if layout.data in ("ddp", "zero1") and ranks.world_size > 1:
             self._whole = DistributedDataParallel(self.parts[0], init_sync=False, gradient_as_bucket_view=True)
@@ -112,6 +114,8 @@ class SplitModel:
             apply_tensor_parallel(model, self.mesh.along("tensor"))
         if train.precision == "fp8":
             enable_fp8(model, train.fp8_scaling, emulated=kind == "cpu")
+        for name, parameter in model.named_parameters():
+            parameter.requires_grad_(self._whole_name(name) not in self._frozen)
         if layout.compile:
             model.compile_layers()
         if self._sharded:
@@ -138,17 +142,22 @@ class SplitModel:
 
     def _named_parameters(self) -> dict[str, nn.Parameter]:
         # Collected once, while the parameters are sharded: within a step FSDP2 exposes gathered ones by the same names.
+        return {self._whole_name(name): parameter for part in self.parts for name, parameter in part.named_parameters()}
+
+    def _whole_name(self, name: str) -> str:
+        """Return the name in the whole model of a parameter of a part."""
         # A model of the user has a head of its own, or none, whatever the shape proposes.
         tied = self.shape.tie_embeddings and not isinstance(self.shape, OwnShape)
-        return {
-            "embedding.weight" if tied and name == "head.weight" else name: parameter
-            for part in self.parts
-            for name, parameter in part.named_parameters()
-        }
+        return "embedding.weight" if tied and name == "head.weight" else name
+
+    def _trained(self) -> dict[str, nn.Parameter]:
+        return {name: parameter for name, parameter in self.parameters.items() if name not in self._frozen}
 
     def parameters_to_update(self) -> Mapping[str, nn.Parameter]:
         """Return the parameters that the optimizer updates, by name; with ZeRO-1, this rank's rows of them."""
-        return self.parameters if self._shares is None else self._shares.shards
+        if self._shares is not None:
+            return self._shares.shards
+        return self._trained() if self._frozen else self.parameters
 
     @contextmanager
     def updating(self) -> Iterator[None]:

@@ -227,7 +227,14 @@ class VocabularyParallelLoss(HeadLoss):
         super().__init__(head.z_loss, head.chunk_tokens, fused=head.fused, multiple=head.multiple, softcap=head.softcap)
         self._mesh = mesh
 
-    def __call__(self, x_BTD: Tensor, weight_VD: Tensor, targets_BT: Tensor, sources_B: Tensor | None) -> Tensor:
+    def __call__(
+        self,
+        x_BTD: Tensor,
+        weight_VD: Tensor,
+        targets_BT: Tensor,
+        sources_B: Tensor | None,
+        bias_V: Tensor | None = None,
+    ) -> Tensor:
         """Return the loss of all positions on every rank; each rank gets the gradient of its own positions."""
         if not isinstance(weight_VD, DTensor):
             raise TypeError(f"output matrix: expected a DTensor over {self._mesh}, got a plain tensor")
@@ -235,4 +242,4 @@ class VocabularyParallelLoss(HeadLoss):
         self.part = VocabularyPart(self._mesh.get_group(), largest * self._mesh.get_local_rank())
         stream = DTensor.from_local(x_BTD, self._mesh, [Shard(1)], run_check=False)
         whole_BTD = stream.redistribute(placements=[Replicate()]).to_local(grad_placements=[Partial()])
-        return super().__call__(whole_BTD, weight_VD.to_local(), targets_BT, sources_B)
+        return super().__call__(whole_BTD, weight_VD.to_local(), targets_BT, sources_B, bias_V)

@@ -116,9 +116,14 @@ def _packed_rows(packed: Sequence[PackedSource]) -> Iterator[Row]:
 
 
 def _model_figures(plan: Plan, offer: DatasetOffer) -> list[SourcedFigure]:
-    shape, settings = plan.shape, plan.settings.plan
+    shape, settings, origin = plan.shape, plan.settings.plan, plan.origin
     exact = "N = V·d·(1 if tied else 2) + layers·(2·d·q + 2·d·kv + 3·d·ffw + norms) + d, other options likewise"
     nearest, counted = "nearest to wanted_params", "counted in the model that plan.model builds"
+    kv_heads = ALL_HEADS if shape.num_kv_heads == shape.num_heads else KV_HEADS
+
+    def chosen(setting: float | None, formula: str, source: str) -> tuple[str, str]:
+        return _given(setting, formula, source) if origin is None else ("as in the weights", origin.name)
+
     rows: list[Row] = [
         (
             "wanted_params",
@@ -126,22 +131,17 @@ def _model_figures(plan: Plan, offer: DatasetOffer) -> list[SourcedFigure]:
             "parameters",
             *formula_for_params(offer.target, settings),
         ),
-        ("num_layers", shape.num_layers, "", *_given(settings.num_layers, nearest, TABLE_A9)),
-        ("d_model", shape.d_model, "", *_given(settings.d_model, nearest, TABLE_A9)),
-        ("num_heads", shape.num_heads, "", *_given(settings.num_heads, "d / width of a head", TABLE_A9)),
-        (
-            "num_kv_heads",
-            shape.num_kv_heads,
-            "",
-            *_given(settings.num_kv_heads, ALL_HEADS if shape.num_kv_heads == shape.num_heads else KV_HEADS, AINSLIE),
-        ),
+        ("num_layers", shape.num_layers, "", *chosen(settings.num_layers, nearest, TABLE_A9)),
+        ("d_model", shape.d_model, "", *chosen(settings.d_model, nearest, TABLE_A9)),
+        ("num_heads", shape.num_heads, "", *chosen(settings.num_heads, "d / width of a head", TABLE_A9)),
+        ("num_kv_heads", shape.num_kv_heads, "", *chosen(settings.num_kv_heads, kv_heads, AINSLIE)),
         (
             "d_ffw",
             shape.d_ffw,
             "",
-            *_given(settings.d_ffw, "4·d, 8/3 · d with a gate, from d = 512 on in 256s", SHAZEER),
+            *chosen(settings.d_ffw, "4·d, 8/3 · d with a gate, from d = 512 on in 256s", SHAZEER),
         ),
-        ("tie_embeddings", int(shape.tie_embeddings), "", *_given(settings.tie_embeddings, "2·V·d > N/5", MOBILE)),
+        ("tie_embeddings", int(shape.tie_embeddings), "", *chosen(settings.tie_embeddings, "2·V·d > N/5", MOBILE)),
         ("params", plan.num_params, "parameters", counted if isinstance(shape, OwnShape) else exact, "count"),
         ("params_without_embeddings", num_parameters(shape, False), "parameters", "N − embeddings", "count"),
     ]

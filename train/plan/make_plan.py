@@ -12,18 +12,20 @@ from pkgutil import resolve_name
 from typing import Any
 
 from schemas.errors import ConfigError
+from schemas.origin import ModelOrigin
 from schemas.storage import Store
 from schemas.tokens import Dataset
 from train.checkpoint.folder import rule_of_weights
 from train.config.plan import PlanConfig
 from train.config.recipe import resolve_recipe
 from train.config.settings import Settings
-from train.config.train import PACK_CHUNKS
+from train.config.train import PACK_CHUNKS, TrainConfig
 from train.data.order import SampleOrder, open_streams, samples_of_epochs, stage_counts, tokens_by_source
 from train.data.packing import Packing, open_packings, write_packing
 from train.data.permutation import RowOrder
 from train.data.stages import NO_SKIPS, StagePlan, resolve_stages, row_length, stage_lengths
 from train.model.declared import code_digest, function_of
+from train.model.freeze import frozen_names
 from train.model.shape import (
     ModelShape,
     OwnShape,
@@ -31,11 +33,13 @@ from train.model.shape import (
     choose_shape,
     flops_per_token,
     num_parameters,
+    parameter_sizes,
 )
 from train.parallel.devices import peak_of
 from train.plan import rules
 from train.plan.advice import advice, costly_padding, unread_copies, unusual_proportions
 from train.plan.figures import MAX_WARMUP, DatasetOffer, figures_of_plan, memory_needed
+from train.plan.origin import open_origin, sizing_of
 from train.plan.plan import Plan, check_windows
 from train.plan.target import check_size_reached, read_own_law, target_of, tokens_of_shape
 
@@ -45,23 +49,20 @@ def make_plan(run: Store, dataset: Dataset, settings: Settings) -> Plan:
 
     Raises ConfigError if settings contradict each other, or if the dataset is too small for them.
     """
-    if not dataset.manifest.content.counts.rows_kept:
-        raise ConfigError(
-            f"{dataset.folder.uri}: expected at least one document to train on, got 0. Run `penstock report` to see "
-            "which rules dropped the documents, then loosen those rules in the recipe and run `penstock run` again."
-        )
-    settings = _resolved(settings)
-    sizing, train, optim = settings.plan, settings.train, settings.optim
+    _check_documents(dataset)
+    settings, origin, sized_by, vocab_size = _resolved(dataset, settings)
+    sizing, train, optim = sized_by.plan, settings.train, settings.optim
     for seq_len in stage_lengths(train):
         row_length(train, seq_len)  # fails early if a row has more spans than sentinels
     packing = write_packing(run, dataset, train)
     streams = open_streams(dataset, train, open_packings(run, dataset, train))
-    copies = dataset.copies
-    counts = stage_counts(streams, train, copies)
-    offer = _offered(dataset, streams, counts[0], settings, packing)
+    counts = stage_counts(streams, train, copies := dataset.copies)
+    offer = _offered((dataset, vocab_size), streams, counts[0], sized_by, packing)
     target = offer.target
-    shape = sized_shape(target.params, dataset.tokenizer.vocab_size, settings)
+    shape = sized_shape(target.params, vocab_size, sized_by)
     check_size_reached(target, sizing, shape)
+    _check_positions(shape, train)
+    _check_frozen(shape, train)
     num_params = num_parameters(shape)
     tokens = tokens_of_shape(target, sizing, shape, offer.most_samples * train.seq_len)
     body_flops = flops_per_token(shape, train.seq_len, logits=False)
@@ -90,6 +91,7 @@ def make_plan(run: Store, dataset: Dataset, settings: Settings) -> Plan:
         flops_per_token=flops_per_token(shape, row_length(train, stages[0].seq_len)),
         settings=settings,
         initial_weights=rule_of_weights(run),
+        origin=origin,
         figures=[],
     )
     figures = figures_of_plan(dataset, sized, offer, body_flops * total)
@@ -121,23 +123,39 @@ def rate_of_rule(sizing: PlanConfig, compute: float) -> float:
     return own.rate
 
 
-def _resolved(settings: Settings) -> Settings:
-    """Return the settings with the values of their law file and recipe. Raises ConfigError if they do not fit."""
+def _resolved(dataset: Dataset, settings: Settings) -> tuple[Settings, ModelOrigin | None, Settings, int]:
+    """Return the settings with the values of their law file and recipe, and how the model is sized.
+
+    That is the weights to begin from, the settings with their shape, and the number of rows of the embedding. Raises
+    ConfigError if settings do not fit.
+    """
     settings = settings.model_copy(update={"plan": read_own_law(settings.plan)}).with_pack_chunks(PACK_CHUNKS)
-    settings = resolve_recipe(settings)
-    check_windows(settings)
     _check_given_epochs(settings)
-    return settings
+    if not settings.train.init_from:
+        resolved = resolve_recipe(settings)
+        check_windows(resolved)
+        return resolved, None, resolved, dataset.tokenizer.vocab_size
+    if settings.plan.model:
+        raise ConfigError(
+            f"train.init_from: expected a transformer of Penstock, got plan.model = {settings.plan.model}. Remove one "
+            "of the two settings."
+        )
+    origin, shape = open_origin(settings.train.init_from, dataset)
+    # The shape is that of the weights, so a recipe only sets the optimizer.
+    sized_by = resolve_recipe(settings.model_copy(update={"plan": sizing_of(shape, settings.plan)}))
+    check_windows(sized_by)
+    return settings.model_copy(update={"optim": sized_by.optim}), origin, sized_by, shape.vocab_size
 
 
 def _offered(
-    dataset: Dataset,
+    data: tuple[Dataset, int],
     streams: Mapping[str, RowOrder],
     counts: Mapping[str, int],
     settings: Settings,
     packing: Packing | None,
 ) -> DatasetOffer:
-    train, sizing, copies = settings.train, settings.plan, dataset.copies
+    (dataset, vocab_size), train, sizing = data, settings.train, settings.plan
+    copies = dataset.copies
     samples = {source: stream.num_units // stream.width(train.seq_len) for source, stream in streams.items()}
     block, passes = sum(counts.values()), Fraction(str(sizing.max_epochs))
     once = {name: number * copies.get(name, 1) for name, number in samples.items()}
@@ -146,8 +164,36 @@ def _offered(
         most = sum(samples_of_epochs(streams, train, train.seq_len, copies).values())
     unique = sum(once.values()) * train.seq_len
     length = row_length(train, train.seq_len)
-    target = target_of(settings, dataset.tokenizer.vocab_size, unique, most * train.seq_len, peak_of(settings), length)
+    target = target_of(settings, vocab_size, unique, most * train.seq_len, peak_of(settings), length)
     return DatasetOffer(samples, most, target, train.seq_len, packing.sources if packing else ())
+
+
+def _check_frozen(shape: ModelShape, train: TrainConfig) -> None:
+    """Raise ConfigError if a pattern of `train.freeze` matches no parameter."""
+    if train.freeze and isinstance(shape, OwnShape):
+        raise ConfigError(
+            f"train.freeze: expected a transformer of Penstock, got plan.model = {shape.model}. Remove train.freeze."
+        )
+    frozen_names(parameter_sizes(shape), train.freeze)
+
+
+def _check_documents(dataset: Dataset) -> None:
+    """Raise ConfigError if the dataset has no document."""
+    if not dataset.manifest.content.counts.rows_kept:
+        raise ConfigError(
+            f"{dataset.folder.uri}: expected at least one document to train on, got 0. Run `penstock report` to see "
+            "which rules dropped the documents, then loosen those rules in the recipe and run `penstock run` again."
+        )
+
+
+def _check_positions(shape: ModelShape, train: TrainConfig) -> None:
+    """Raise ConfigError if a row of the run has more positions than a model with learned positions."""
+    longest = max(row_length(train, seq_len) for seq_len in stage_lengths(train))
+    if shape.positions == "learned" and longest > shape.max_positions:
+        raise ConfigError(
+            f"train.seq_len: expected rows of at most plan.max_positions = {shape.max_positions} tokens, got {longest}."
+            " Lower train.seq_len, or raise plan.max_positions."
+        )
 
 
 def _power_of_two(sequences: float, most: int) -> int:

@@ -16,6 +16,7 @@ from schemas.errors import ConfigError, ContractError
 from schemas.ids import digest_of
 from schemas.manifest import read_run
 from schemas.mix import read_mix
+from schemas.origin import ModelOrigin
 from schemas.storage import Store
 from schemas.tokens import Dataset, open_dataset
 from train.config.optim import OPTIMIZERS
@@ -81,6 +82,8 @@ class Plan(BaseModel):
     """Settings that the plan was made with."""
     initial_weights: int = BY_TENSOR
     """Version of the rule that draws the initial weights, as in train/model/draw.py; 1 = a plan of an older version."""
+    origin: ModelOrigin | None = None
+    """Weights that training begins from; None = random weights."""
     advice: tuple[str, ...] = ()
     """Sentences of advice on data, proportions and settings."""
     layouts: tuple[LayoutOffer, ...] = ()
@@ -239,7 +242,9 @@ def verify_plan(run: Store, dataset: Dataset, plan: Plan) -> None:
             raise ContractError(
                 f"{run.uri}/{PLAN_NAME}: expected {name} = {expected}, got {actual}. Run `penstock plan` again."
             )
-    if plan.digest not in (None, own := plan_digest(plan)):
+    # Of the file and not of `plan`, which also has the fields that were added since the file was written.
+    own = digest_of({name: value for name, value in run.read_json(PLAN_NAME).items() if name != "digest"})
+    if plan.digest not in (None, own):
         raise ContractError(
             f"{run.uri}/{PLAN_NAME}: expected the plan with digest {plan.digest}, got {own}, so it was edited. "
             "Change settings with `penstock plan RUN --set`, or restore the file."
@@ -418,7 +423,7 @@ def check_document_mask(shape: ModelShape, settings: Settings, kind: str) -> Non
     Raises ConfigError for fp32, which the kernel does not support.
     """
     layout, train = settings.layout, settings.train
-    blocks = train.document_mask and shape.positions == "rope" and shape.head_dim >= MIN_BLOCKS_HEAD
+    blocks = train.document_mask and shape.positions != "relative" and shape.head_dim >= MIN_BLOCKS_HEAD
     by_keys = layout.context > 1 and layout.context_by == "keys"
     if kind == "cuda" and train.precision == "fp32" and blocks and not by_keys:
         raise ConfigError(

@@ -5,9 +5,11 @@ import time
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
+from functools import partial
 
 from schemas.logs import show
 from train.checkpoint.folder import CheckpointMetadata, identify, list_checkpoints
+from train.checkpoint.initial import read_origin, record_beginning
 from train.checkpoint.save import Saver
 from train.data.batches import Prefetch
 from train.data.rows import Rows
@@ -94,7 +96,12 @@ class TrainingRun:
         self.step = self.saved = checkpoint.step if checkpoint else 0
         if checkpoint is None:
             self.saved = -1
-            self.learner.init_state()
+            plan, read = self.setup.plan, None
+            if (origin := plan.origin) is not None:
+                start = plan.shape, plan.settings.train.seed
+                read = partial(read_origin, origin, start, self._ranks)
+                self._ranks.on_first(lambda: record_beginning(origin, self.setup.run))
+            self.learner.init_state(read)
             return
         same = not checkpoint.layout.differences(self.setup.layout)
         if dropped := self.learner.load_checkpoint(self.setup.run, checkpoint, same):

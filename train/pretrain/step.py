@@ -16,7 +16,7 @@ from torch import Tensor
 
 from schemas.storage import Store
 from train.checkpoint.folder import CheckpointMetadata, TrainerState
-from train.checkpoint.state import State, read_state, stored_shapes
+from train.checkpoint.state import MODEL_PREFIX, State, read_state, stored_shapes
 from train.data.batches import HeldoutRows, Prefetch
 from train.data.rows import Rows
 from train.data.stages import row_length
@@ -130,9 +130,15 @@ class Learner:
         self.loss_scale = first_loss_scale(plan.settings.optim) if plan.settings.train.precision == "fp16" else None
         self._first = {name: value.clone() for name, value in self._compression_state().items() if value.any()}
 
-    def init_state(self) -> None:
-        """Set the initial state of a run: random weights from `train.seed`, zero optimizer state, first loss scale."""
-        self.model.set_initial_weights(self.settings.train.seed, self.plan.initial_weights)
+    def init_state(self, read: Callable[[State], None] | None = None) -> None:
+        """Set the initial state of a run: zero optimizer state, first loss scale, and its initial weights.
+
+        `read`: function that reads the weights in place; None = random weights from `train.seed`.
+        """
+        if read is None:
+            self.model.set_initial_weights(self.settings.train.seed, self.plan.initial_weights)
+        else:
+            read(self._weights())
         for value in state_tensors(self.optimizer).values():
             value.zero_()
         if self.optimizer.ema is not None:
@@ -168,11 +174,13 @@ class Learner:
         """Return the tensors that a checkpoint stores, by name, without copying them."""
         for rule in self._streamed:
             rule.wait()
-        weights = {
-            f"model.{name}": without_torchao_wrapper(parameter.data)
+        return self._weights() | self._states()
+
+    def _weights(self) -> State:
+        return {
+            f"{MODEL_PREFIX}{name}": without_torchao_wrapper(parameter.data)
             for name, parameter in self.model.parameters.items()
         }
-        return weights | self._states()
 
     def _release(self) -> None:
         for rule in self._streamed:

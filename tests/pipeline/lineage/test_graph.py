@@ -19,6 +19,7 @@ from schemas.errors import ConfigError, ContractError
 from schemas.ids import canonical_json, digest_of
 from schemas.manifest import RunFile, open_table, read_run, write_run
 from schemas.mix import Mix, SourceMix, mix_toml
+from schemas.origin import ModelOrigin
 from schemas.storage import Store
 from schemas.versions import attach_run
 from tests.support.lineage_run import SKIPPED, add_checkpoint, edit, lineage_run, next_version
@@ -118,6 +119,25 @@ def test_a_mix_is_between_dataset_and_plan(run: Store) -> None:
     node = lineage.node(place)
     assert (node.digest, dict(node.counts)) == (run.sha256(place), {"sources": 1})
     assert node.notes == ("measured in the run of plan pppppppppppp, by its own losses", "web 1")
+
+
+def test_a_model_comes_from_the_weights_that_it_began_from(run: Store) -> None:
+    first = ModelOrigin(path="models/llama", format="llama", digest="1" * 64, vocab_size=97)
+    origin = ModelOrigin(
+        path="runs/old", format="checkpoint", digest="2" * 64, vocab_size=97, step=20, dataset="d" * 64, origin=first
+    )
+    plan = run.read_json("train/plan.json")
+    run.write_atomic("train/plan.json", canonical_json(plan | {"origin": origin.model_dump(mode="json")}))
+    lineage = read_lineage(run)
+    assert messages(lineage) == []
+    node = lineage.node("outside/222222222222")
+    assert (node.title, dict(node.counts)) == ("weights of another run", {"steps": 20})
+    assert node.notes == ("runs/old", "trained on dataset dddddddddddd")
+    assert lineage.node("outside/111111111111").title == "weights of a llama model"
+    assert {("outside/111111111111", node.key), (node.key, "train/plan.json")} <= set(lineage.links)
+    run.write_atomic("train/plan.json", canonical_json(plan | {"origin": {"path": 5}}))
+    with pytest.raises(ContractError, match="expected the origin of the weights, got an invalid one"):
+        read_lineage(run)
 
 
 def test_a_mix_of_an_earlier_dataset_has_a_note(run: Store) -> None:

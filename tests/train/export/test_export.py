@@ -17,14 +17,13 @@ from schemas.storage import Store
 from schemas.tokens import open_dataset
 from tests.support.tiny_dataset import make_tiny_dataset
 from tests.train.eval.test_generate import RECIPE
-from train.checkpoint.folder import CheckpointMetadata
+from train.checkpoint.folder import CheckpointMetadata, shape_of
 from train.checkpoint.state import (
     check_objective,
     find_checkpoint,
     read_model,
     read_tokenizer,
     sequence_length_of,
-    shape_of,
 )
 from train.pretrain.__main__ import main as pretrain
 

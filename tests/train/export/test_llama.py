@@ -142,10 +142,11 @@ def test_the_format_of_the_numbers_stays(tmp_path: Path) -> None:
     ("update", "message"),
     [
         ({"positions": "relative"}, "got positions = relative. Use the checkpoint"),
-        ({"activation": "gelu", "qk_norm": True}, "got activation = gelu; qk_norm = true. Use the checkpoint"),
+        ({"activation": "gelu", "qk_norm": True}, "Qwen3ForCausalLM supports, got activation = gelu. Use the check"),
+        ({"norm": "layernorm"}, "LlamaForCausalLM supports, got norm = layernorm. Use the checkpoint"),
         (
             {"value_embeddings": 2, "residual_mixing": True, "window_pattern": "SL", "window": 4, "logit_softcap": 9.0},
-            "got value_embeddings = 2; residual_mixing = true; window_pattern = SL; logit_softcap = 9.0.",
+            "got value_embeddings = 2; residual_mixing = true; window = 4; logit_softcap = 9.0. Use the checkpoint",
         ),
     ],
 )
@@ -166,7 +167,7 @@ def test_an_export_that_fails_leaves_nothing(tmp_path: Path, monkeypatch: pytest
     def full(*arguments: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("train.export.llama.save_file", full)
+    monkeypatch.setattr("train.export.weights.save_file", full)
     with pytest.raises(OSError, match="No space left"):
         exported(tmp_path / "llama", TINY)
     assert not list(tmp_path.iterdir())
@@ -254,7 +255,7 @@ def test_llamas_that_no_shape_can_hold(change: Callable[[Path], None], message: 
         (indexed("/etc/passwd"), "got '/etc/passwd'"),
         (indexed(5), "names of files in the folder in `weight_map`, got 5"),
         (indexed([]), r"names of files in the folder in `weight_map`, got \[\]"),
-        (as_integers, "expected model.norm.weight as floating-point numbers, got torch.int32"),
+        (as_integers, "expected model.norm.weight as floating-point numbers, got I32"),
         (lambda folder: (folder / "model.safetensors").write_bytes(b"no"), "expected a safetensors file"),
         (changed(hidden_size="gone"), "missing or invalid key: 'hidden_size'"),
         (changed(num_hidden_layers=3), "blocks.2.attention_norm.weight is missing.* and 4 more"),

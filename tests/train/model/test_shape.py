@@ -33,6 +33,55 @@ def test_published_models_have_the_published_number_of_parameters(published: Mod
     assert num_parameters(published, embeddings=False) == params - matrices * published.vocab_size * published.d_model
 
 
+def gpt(layers: int, d: int, heads: int, positions: int = 1024, **more: Any) -> ModelShape:
+    kind = {"norm": "layernorm", "positions": "learned", "activation": "gelu_tanh", "bias": True}
+    return shape(50257, layers, d, heads, heads, max_positions=positions, tie_embeddings=True, **kind, **more)
+
+
+def bert(layers: int, d: int, heads: int) -> ModelShape:
+    kind = {"norm": "layernorm", "norm_position": "post", "positions": "learned", "activation": "gelu", "bias": True}
+    kind |= {"max_positions": 512, "num_token_types": 2, "head_transform": True}
+    return shape(30522, layers, d, heads, heads, tie_embeddings=True, **kind)
+
+
+@pytest.mark.parametrize(
+    ("published", "params"),
+    [
+        # GPT-2 small to XL, and BERT base and large with the head of masked tokens, as `transformers` counts them.
+        (gpt(12, 768, 12), 124_439_808),
+        (gpt(24, 1024, 16), 354_823_168),
+        (gpt(36, 1280, 20), 774_030_080),
+        (gpt(48, 1600, 25), 1_557_611_200),
+        (bert(12, 768, 12), 109_514_298),
+        (bert(24, 1024, 16), 335_174_458),
+    ],
+)
+def test_gpt2_and_bert_have_the_published_number_of_parameters(published: ModelShape, params: int) -> None:
+    assert num_parameters(published) == params
+    assert sum(parameter.numel() for parameter in build_model(published).parameters()) == params
+
+
+@pytest.mark.parametrize(
+    ("layers", "d", "heads", "head_dim", "millions"),
+    [
+        (12, 768, 12, 64, 125),
+        (24, 1024, 16, 64, 350),
+        (24, 1536, 16, 96, 760),
+        (24, 2048, 16, 128, 1300),
+        (32, 2560, 32, 80, 2700),
+        (32, 4096, 32, 128, 6700),
+        (40, 5140, 40, 128, 13_000),
+        (96, 12288, 96, 128, 175_000),
+    ],
+)
+def test_gpt3_has_the_sizes_of_its_paper(layers: int, d: int, heads: int, head_dim: int, millions: int) -> None:
+    """Brown et al. 2020, arXiv 2005.14165, Table 2.1, but for the 24 heads of its 1.3B, which are wider than d_model.
+
+    The paper rounds: 350M is 356M, and 1.3B is 1,316M.
+    """
+    assert num_parameters(gpt(layers, d, heads, 2048, head_dim=head_dim)) / 1e6 == pytest.approx(millions, rel=0.018)
+
+
 TABLE_A9 = """
 44,512,2048,64,8,8|57,576,2304,64,9,9|74,640,2560,64,10,10|90,640,2560,64,10,13|106,640,2560,64,10,16
 117,768,3072,64,12,12|140,768,3072,64,12,15|163,768,3072,64,12,18|175,896,3584,64,14,14|196,896,3584,64,14,16

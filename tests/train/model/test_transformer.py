@@ -12,7 +12,7 @@ from torch import Tensor
 from tests.support.model_oracle import TINY, oracle_logits, small_model, some_ids
 from train.data.rows import IGNORED
 from train.model.loss import LossTally
-from train.model.shape import ModelShape, num_parameters
+from train.model.shape import ModelShape, num_parameters, parameter_sizes
 from train.model.transformer import LayerSpan, Transformer, build_model, initial_weight
 
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -27,6 +27,17 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "relative": {"positions": "relative"},
     "relative, all key heads": {"positions": "relative", "num_kv_heads": 4, "head_dim": 10},
     "relative, bias, gelu, qk_norm": {"positions": "relative", "bias": True, "activation": "gelu", "qk_norm": True},
+    "layernorm": {"norm": "layernorm"},
+    "post-norm": {"norm_position": "post"},
+    "GPT-2": {
+        **{"norm": "layernorm", "positions": "learned", "max_positions": 17, "activation": "gelu_tanh"},
+        **{"bias": True, "tie_embeddings": True, "num_kv_heads": 4},
+    },
+    "BERT": {
+        **{"norm": "layernorm", "norm_position": "post", "positions": "learned", "max_positions": 17},
+        **{"num_token_types": 2, "head_transform": True, "activation": "gelu", "bias": True, "tie_embeddings": True},
+        **{"num_kv_heads": 4, "norm_eps": 1e-12},
+    },
     "linear": {"rope_scaling": "linear", "rope_factor": 4.0},
     "llama3": {"rope_scaling": "llama3", "rope_factor": 8.0, "rope_original": 32},
     "relu2, bounded logits": {"activation": "relu2", "logit_softcap": 2.0},
@@ -72,7 +83,7 @@ def test_logits_and_gradients_equal_the_oracle(name: str, causal: bool) -> None:
         gradients = torch.autograd.grad((actual * weighting).sum(), list(weights.values()))
         references = torch.autograd.grad((expected * weighting).sum(), list(weights.values()))
         for parameter, gradient, reference in zip(weights, gradients, references):
-            assert (gradient - reference).norm() <= 1e-5 * reference.norm() + 1e-6, parameter
+            assert (gradient - reference).norm() <= 1e-5 * reference.norm() + 2e-6, parameter
 
 
 def test_number_of_parameters_is_the_plans() -> None:
@@ -81,15 +92,22 @@ def test_number_of_parameters_is_the_plans() -> None:
         "value_embeddings": (0, 1, 2),
         "residual_mixing": (False, True),
         "bias": (False, True),
-        "positions": ("rope", "relative"),
+        "positions": ("rope", "relative", "learned"),
+        "max_positions": (0,),
+        "num_token_types": (0, 2),
+        "norm": ("rmsnorm", "layernorm"),
+        "norm_position": ("pre", "post"),
+        "head_transform": (False, True),
         "qk_norm": (False, True),
         "tie_embeddings": (False, True),
-        "num_kv_heads": (1, 2, 4),
+        "num_kv_heads": (1, 4),
         "head_dim": (6, 8),
     }
     for values in itertools.product(*choices.values()):
         shape = TINY.model_copy(update=dict(zip(choices, values)))
-        assert sum(parameter.numel() for parameter in build_model(shape).parameters()) == num_parameters(shape)
+        sizes = {name: tuple(parameter.shape) for name, parameter in build_model(shape).named_parameters()}
+        assert sum(map(math.prod, sizes.values())) == num_parameters(shape)
+        assert list(parameter_sizes(shape).items()) == list(sizes.items())
 
 
 def losses_of(model: Transformer, ids: Tensor, targets: Tensor, steps: int) -> list[float]:

@@ -130,8 +130,9 @@ def plain(task: str, steps: int) -> RunResult:
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             parameter.copy_(initial_weight(name, parameter.shape, shape, SEED))
-    matrices = [p for name, p in model.named_parameters() if p.ndim == 2 and "embedding" not in name]
-    others = [p for name, p in model.named_parameters() if p.ndim == 1 or "embedding" in name]
+    embeddings = ("embedding.", "value_embeddings.", "extra.")
+    matrices = [p for name, p in model.named_parameters() if p.ndim == 2 and not name.startswith(embeddings)]
+    others = [p for name, p in model.named_parameters() if p.ndim == 1 or name.startswith(embeddings)]
     groups = [{"params": matrices, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}]
     rule = torch.optim.AdamW(groups, lr=0.0, betas=(0.9, 0.95), eps=1e-8, foreach=False)
     actual, right = [], []
@@ -245,6 +246,7 @@ def test_a_wrong_layout_is_detected(seeds, fault: str) -> None:
         ({"tensor": 2, "context": 2}, {"positions": "relative"}, "positions = relative"),
         ({"pipeline": 2, "schedule": "zbv", "data": "zero2"}, TIED, "tie_embeddings"),
         ({"pipeline": 2}, {"residual_mixing": True}, "plan.residual_mixing: expected false with pipeline = 2"),
+        ({"tensor": 2}, {"positions": "learned", "max_positions": 32}, "tensor: expected 1 with plan.positions"),
         ({"tensor": 3}, {}, "num_heads: expected a multiple of tensor = 3, got 4"),
     ],
 )

@@ -180,6 +180,8 @@ MODERN = {
     **{"activation": "relu2", "qk_norm": True, "value_embeddings": 1, "residual_mixing": True},
     **{"window_pattern": "S", "window": 16, "logit_softcap": 15.0},
 }
+GPT2 = {"norm": "layernorm", "positions": "learned", "max_positions": 96, "bias": True, "activation": "gelu_tanh"}
+BERT = {"norm_position": "post", "num_token_types": 2, "head_transform": True}
 
 
 def two_layers(**changes: Any) -> ModelShape:
@@ -200,6 +202,8 @@ CASES: list[tuple[ModelShape, dict[str, Any], int, int]] = [
     (two_layers(), {"optim": {"optimizer": "adafactor"}}, 2, 2),
     (two_layers(), {"optim": {"optimizer": "lamb"}}, 2, 2),
     (two_layers(positions="relative"), {}, 2, 8),
+    (two_layers(**GPT2), {}, 2, 8),
+    (two_layers(**GPT2, **BERT), {"layout": {"data": "ddp"}, "train": {"objective": "mlm"}}, 2, 8),
     (two_layers(**LARGE), {}, 1, 8),
     (two_layers(**LARGE), {"layout": {"chunk_tokens": 64}}, 1, 8),
     (two_layers(), {"layout": {"tensor": 2}}, 2, 8),
@@ -248,6 +252,24 @@ def test_the_estimate_is_the_measured_peak(
         measured = peak_of_two_steps(ranks, model, raw, global_batch)
     estimate = memory_of_rank(model, settings_of(raw), world_size, WIDTH, global_batch)
     assert estimate.peak == pytest.approx(measured, rel=0.1), estimate.moments
+
+
+@pytest.mark.dist
+@pytest.mark.parametrize("data", ["ddp", "zero3"])
+def test_frozen_parameters_have_no_gradient_and_no_state(data: str) -> None:
+    model, raw = two_layers(**LARGE), {"train": {"freeze": ["embedding", "head", "blocks.*.ffn"]}}
+    raw |= {"layout": {"data": data}}
+    trained = num_parameters(model) - 2 * 8192 * 128 - 2 * 3 * 128 * 352
+    estimate, settings = memory_of_rank(model, settings_of(raw), 2, WIDTH, 8), settings_of(raw)
+    shards = 1 if data == "ddp" else 2
+    assert estimate.moments["update"]["gradients"] == 4 * trained // shards
+    assert estimate.moments["update"]["states"] == 8 * trained // shards
+    assert checkpoint_bytes(model, settings) == 4 * num_parameters(model) + 8 * trained
+    with fake_ranks(2) as ranks:
+        measured = peak_of_two_steps(ranks, model, raw, 8)
+    whole = memory_of_rank(model, settings_of({"layout": {"data": data}}), 2, WIDTH, 8)
+    # An upper bound: activations that only gradients of frozen weights need are counted.
+    assert measured <= estimate.peak < whole.peak
 
 
 @pytest.mark.dist

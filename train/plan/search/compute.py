@@ -144,7 +144,7 @@ class Compute:
         pairs = rows * length * length / split.context
         by_keys = split.context > 1 and split.context_by == "keys"
         # A materialized mask is computed in full; otherwise a causal kernel skips half of the pairs.
-        if self.settings.train.objective != "mlm" and not by_keys and shape.positions == "rope":
+        if self.settings.train.objective != "mlm" and not by_keys and shape.positions != "relative":
             pairs /= 2
         # On a CUDA device only the kernels for documents skip keys outside of a window.
         if not by_keys and (self.device.kind == "cpu" or self.settings.train.document_mask):

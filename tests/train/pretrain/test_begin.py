@@ -1,0 +1,254 @@
+"""Runs that begin from a checkpoint of another run or from a folder of Hugging Face, and runs with frozen weights."""
+
+import json
+import shutil
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+
+from jobs.verbs.takedown import describe_effects, effects_of
+from pipeline.takedown.exports import describe_exports, exports_with
+from schemas.errors import ConfigError, ContractError
+from schemas.exports import read_receipts
+from schemas.ids import digest_of, file_sha256
+from schemas.origin import ModelOrigin, origin_of
+from schemas.storage import Store
+from schemas.takedown import Effects, TableChange, TrainedCheckpoint
+from schemas.tokens import open_dataset
+from tests.support.model_oracle import TINY, small_model
+from tests.support.tiny_runs import (
+    assert_equal_up_to_rounding,
+    assert_same_bits,
+    copied,
+    cut_back,
+    make_run,
+    notes,
+    state_at,
+    train,
+    trained,
+)
+from train.checkpoint.initial import read_origin
+from train.export.llama import export_checkpoint, export_llama
+from train.model.transformer import initial_weight
+from train.parallel.devices import RunDevices
+from train.parallel.ranks import open_ranks
+from train.plan.layouts import plan_for_devices
+from train.plan.plan import Plan, read_plan
+from train.plan.text import print_plan
+
+pytestmark = pytest.mark.dist
+
+NO_SHAPE = dict.fromkeys(("num_layers", "d_model", "num_heads", "num_kv_heads", "d_ffw", "tie_embeddings"))
+SHORT = {"train": {"steps": 4, "eval_every": 0}, "checkpoint": {"every": 2, "first": True, "keep": 9}}
+BERT = {
+    **{"norm": "layernorm", "norm_position": "post", "positions": "learned", "max_positions": 40, "bias": True},
+    **{"activation": "gelu", "head_transform": True, "num_token_types": 2, "num_kv_heads": 4, "tie_embeddings": True},
+}
+
+
+@pytest.fixture(scope="module")
+def old(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of four steps on two ranks, with zero3."""
+    return trained(make_run(tmp_path_factory.mktemp("old") / "run", SHORT), 2)
+
+
+def new_run(folder: Path, source: object, **sections: dict[str, object]) -> Path:
+    changes = SHORT | {"plan": NO_SHAPE, "train": SHORT["train"] | {"init_from": str(source), "seed": 5}}
+    return make_run(folder, {name: changes.get(name, {}) | sections.get(name, {}) for name in {**changes, **sections}})
+
+
+def plan_of(run: Path) -> Plan:
+    return plan_for_devices(Store(str(run)), [], RunDevices("cpu", None, "", 1, 1))[0]
+
+
+def weights_at(run: Path, step: int) -> dict[str, torch.Tensor]:
+    return {name: value for name, value in state_at(run, step).items() if name.startswith("model.")}
+
+
+@pytest.mark.parametrize(("ranks", "layout"), [(1, ""), (2, "layout.tensor=2"), (2, "layout.pipeline=2")])
+def test_a_run_begins_from_a_checkpoint_in_any_layout(old: Path, tmp_path: Path, ranks: int, layout: str) -> None:
+    options = [layout, "layout.micro_batch=2"] if "pipeline" in layout else [layout] if layout else []
+    run = trained(new_run(tmp_path / "run", old), ranks, *options)
+    before, after = weights_at(old, 4), weights_at(run, 0)
+    assert before.keys() == after.keys()
+    assert [name for name in before if not torch.equal(before[name], after[name])] == []
+    assert not any(value.any() for name, value in state_at(run, 0).items() if name.startswith("average"))
+    origin = origin_of(Store(str(run)))
+    assert origin is not None
+    assert (origin.path, origin.step, origin.dataset) == (str(old), 4, notes(old)[-1].identity.dataset)
+    assert notes(run)[0].identity.settings["train.init_from"] == origin.digest
+    if ranks == 1:
+        receipts = [(own.destination, own.checkpoint) for own in read_receipts(Store(str(old)))]
+        assert receipts == [(str(run), notes(old)[-1].name)]
+        # The old run is not needed to resume, and the result has the same bits.
+        whole = copied(run, tmp_path / "resumed")
+        assert_same_bits(trained(cut_back(whole, 2), 1), run)
+
+
+def test_a_checkpoint_of_an_earlier_step_and_the_line_of_origins(old: Path, tmp_path: Path) -> None:
+    first = trained(new_run(tmp_path / "first", old / "train/checkpoints/step-000002"), 1)
+    assert weights_at(first, 0).keys() == weights_at(old, 2).keys()
+    assert all(torch.equal(value, weights_at(first, 0)[name]) for name, value in weights_at(old, 2).items())
+    second = plan_of(new_run(tmp_path / "second", first))
+    assert second.origin is not None
+    assert [(origin.path, origin.step) for origin in second.origin.line] == [(str(first), 4), (str(old), 2)]
+    text = print_plan(second)
+    assert f"step 4 of {first}" in " ".join(text.split())
+
+
+def test_the_plan_refuses_what_contradicts_the_weights(old: Path, tmp_path: Path) -> None:
+    for number, (sections, message) in enumerate(
+        [
+            ({"plan": {"d_model": 64}}, r"got plan.d_model = 64 in place of 48. Remove these settings"),
+            ({"plan": {"params": "1M"}}, r"got plan.params = 1e\+06"),
+            ({"train": {"init_from": str(tmp_path)}}, r"expected a run with a checkpoint, a checkpoint, or a folder"),
+            ({"train": {"freeze": ["blocks.9"]}}, r"got 'blocks.9'. The nearest are blocks.1, blocks.0"),
+            ({"train": {"freeze": ["*"]}}, r"got \*, which freeze all"),
+        ]
+    ):
+        with pytest.raises(ConfigError, match=message):
+            plan_of(new_run(tmp_path / str(number), old, **sections))
+
+
+def test_weights_that_changed_since_the_plan_are_refused(old: Path, tmp_path: Path) -> None:
+    source = copied(old, tmp_path / "old")
+    run = new_run(tmp_path / "run", source)
+    plan = plan_of(run)
+    shutil.rmtree(source / "train/checkpoints/step-000004")
+    weights = {f"model.{name}": value.clone() for name, value in small_model(plan.shape).state_dict().items()}
+    with (
+        open_ranks() as ranks,
+        pytest.raises(ContractError, match=r"expected the checkpoint of the plan, \w{12}, got no file"),
+    ):
+        read_origin(plan.origin, (plan.shape, 0), ranks, weights)
+
+
+def test_a_takedown_names_the_runs_that_began_from_a_checkpoint_and_the_origins_of_a_run(
+    old: Path, tmp_path: Path
+) -> None:
+    run = trained(new_run(tmp_path / "run", old), 1)
+    store, dataset = Store(str(old)), open_dataset(Store(str(old)))
+    seen = TrainedCheckpoint(checkpoint=notes(old)[-1].name, step=4, dataset=dataset.digest, saw=True)
+    change = TableChange(
+        before=dataset.digest, after="a" * 64, version_before="b", version_after="a", rows=1, rewritten=[], shared=0
+    )
+    (receipt,) = [
+        own
+        for own in exports_with(store, {"tokens": change}, Effects(steps=[2], models=[seen]))
+        if own.destination == str(run)
+    ]
+    (line,) = describe_exports(store, [receipt])
+    assert line == (
+        f"run {run}: its training began from train/checkpoints/step-000004, which was trained on them; delete its "
+        "checkpoints"
+    )
+    clean = Effects(steps=[], models=[seen.model_copy(update={"saw": False})])
+    assert receipt.id not in [own.id for own in exports_with(store, {"tokens": change}, clean)]
+    effects = effects_of(Store(str(run)), frozenset())
+    assert effects.origins == [f"step 4 of {old} ({origin_of(Store(str(run))).digest[:12]})"]
+    assert any(f"began from step 4 of {old}" in text for text in describe_effects(effects))
+
+
+@pytest.mark.parametrize("kind", ["llama", "bert"])
+def test_a_run_begins_from_a_folder_of_hugging_face(old: Path, tmp_path: Path, kind: str) -> None:
+    source = old
+    if kind == "bert":
+        sections = SHORT | {"plan": BERT, "train": SHORT["train"] | {"objective": "mlm"}}
+        source = trained(make_run(tmp_path / "bert", sections), 1)
+    folder = tmp_path / "model"
+    export_checkpoint(Store(str(source)), folder, 4)
+    sections = {"train": {"objective": "mlm"}} if kind == "bert" else {}
+    run = trained(new_run(tmp_path / "run", folder, **sections), 2)
+    before, after = weights_at(source, 4), weights_at(run, 0)
+    assert before.keys() == after.keys()
+    assert [name for name in before if not torch.equal(before[name], after[name])] == []
+    origin = read_plan(Store(str(run))).origin
+    assert origin is not None
+    assert (origin.format, sorted(origin.files)) == (kind, ["config.json", "model.safetensors"])
+
+
+def test_a_folder_with_another_tokenizer_is_refused(old: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    export_checkpoint(Store(str(old)), folder, 4)
+    path = folder / "tokenizer.json"
+    tokenizer = json.loads(path.read_text())
+    words = tokenizer["model"]["vocab"]
+    one, other = list(words)[-2:]
+    words[one], words[other] = words[other], words[one]
+    path.write_text(json.dumps(tokenizer))
+    with pytest.raises(ConfigError, match=r"in which 2 of \d+ ids have other pieces \(51\d is '\w+' and not '\w+', 51"):
+        plan_of(new_run(tmp_path / "run", folder))
+    path.unlink()
+    with pytest.raises(ConfigError, match=r"expected tokenizer.json or tokenizer.model beside the weights, got none"):
+        plan_of(new_run(tmp_path / "none", folder))
+
+
+def test_ids_without_weights_get_rows_of_a_new_model(tmp_path: Path) -> None:
+    shape = TINY.model_copy(update={"vocab_size": 90})
+    model = small_model(shape)
+    export_llama(dict(model.named_parameters()), shape, 64, None, tmp_path / "model")
+    old = dict(model.named_parameters())
+    files = {name: file_sha256(tmp_path / "model" / name) for name in ("config.json", "model.safetensors")}
+    origin = ModelOrigin(
+        path=str(tmp_path / "model"), format="llama", digest=digest_of(files), files=files, vocab_size=90
+    )
+    weights = {f"model.{name}": torch.zeros_like(value) for name, value in small_model(TINY).named_parameters()}
+    with open_ranks() as ranks:
+        read_origin(origin, (TINY, 3), ranks, weights)
+    for name in ("embedding.weight", "head.weight"):
+        read = weights[f"model.{name}"]
+        assert torch.equal(read[:90], old[name])
+        assert torch.equal(read[90:], initial_weight(name, read.shape, TINY, 3)[90:])
+    assert torch.equal(weights["model.norm.weight"], old["norm.weight"])
+
+
+FROZEN = {"freeze": ["embedding", "blocks.0", "blocks.*.ffn_norm"]}
+
+
+@cache
+def frozen_alone(folder: str) -> Path:
+    return trained(
+        make_run(Path(folder), SHORT | {"train": SHORT["train"] | FROZEN, "optim": {"optimizer": "muon"}}), 1
+    )
+
+
+@pytest.mark.parametrize(
+    ("ranks", "options"),
+    [
+        (2, ("layout.data=ddp",)),
+        (2, ("layout.data=zero1",)),
+        (4, ("layout.tensor=2",)),
+        (2, ("layout.pipeline=2", "layout.micro_batch=2", 'train.freeze=["blocks.0"]')),
+    ],
+)
+def test_frozen_parameters_keep_their_bits_in_every_layout(
+    tmp_path_factory: pytest.TempPathFactory, tmp_path: Path, ranks: int, options: tuple[str, ...]
+) -> None:
+    sections = SHORT | {"train": SHORT["train"] | FROZEN, "optim": {"optimizer": "muon"}}
+    run = trained(make_run(tmp_path / "run", sections), ranks, *options)
+    first, last = state_at(run, 0), state_at(run, 4)
+    frozen = {name for name in weights_at(run, 0) if name.startswith("model.blocks.0.")}
+    if "pipeline" not in options[0]:
+        frozen |= {"model.embedding.weight", "model.blocks.1.ffn_norm.weight"}
+        assert_equal_up_to_rounding(run, frozen_alone(str(tmp_path_factory.getbasetemp() / "frozen")))
+    changed = {name for name in weights_at(run, 0) if not torch.equal(first[name], last[name])}
+    assert changed == weights_at(run, 0).keys() - frozen
+    states = {name.partition(".")[2] for name in last if not name.startswith("model.")}
+    assert states == {name.removeprefix("model.") for name in changed}
+
+
+def test_a_frozen_run_resumes_with_the_same_bits(tmp_path: Path) -> None:
+    sections = SHORT | {"train": SHORT["train"] | FROZEN}
+    run = trained(make_run(tmp_path / "run", sections), 1)
+    assert_same_bits(trained(cut_back(copied(run, tmp_path / "resumed"), 2), 1), run)
+    other = [item.error for item in train(copied(run, tmp_path / "other"), 1, "train.freeze=[]", "train.steps=6")]
+    assert "train.freeze: expected ['embedding', 'blocks.0', 'blocks.*.ffn_norm'], got None" in other[0]
+
+
+def test_a_stage_without_parameters_to_train_is_refused(tmp_path: Path) -> None:
+    sections = SHORT | {"train": SHORT["train"] | {"freeze": ["embedding", "blocks.0"]}}
+    run = make_run(tmp_path / "run", sections)
+    errors = [item.error for item in train(run, 2, "layout.pipeline=2", "layout.micro_batch=2")]
+    assert "expected parameters to train in each of 2 pipeline stages, got none in stage 0" in errors[0]
