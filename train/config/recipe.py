@@ -59,7 +59,9 @@ def _defaults(settings: Settings, section: str) -> Iterator[tuple[str, Any]]:
     """Yield the values of a section in the recipe; those without effect under the other settings are left out."""
     if settings.plan.recipe is None:
         return
-    yield from LLAMA[section].items()
+    for key, value in LLAMA[section].items():
+        if key != "qk_norm" or settings.plan.norm == "rmsnorm":  # GPT-2 and BERT do not have it
+            yield key, value
     if settings.plan.recipe != "modern":
         return
     given = settings.optim.model_fields_set

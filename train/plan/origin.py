@@ -146,7 +146,7 @@ def _pieces(data: bytes, is_json: bool, where: str = "tokenizer") -> dict[int, s
 
 def sizing_of(shape: ModelShape, sizing: PlanConfig) -> PlanConfig:
     """Return `[plan]` with the shape of the weights. Raises ConfigError if a setting contradicts the shape."""
-    own: Mapping[str, Any] = shape.model_dump(mode="json")
+    own: Mapping[str, Any] = {name: getattr(shape, name) for name in ModelShape.model_fields}  # defaults too
     given = sizing.model_dump(mode="json", exclude_unset=True)
     wrong = [
         f"plan.{name} = {json.dumps(value)} in place of {json.dumps(own[name])}"

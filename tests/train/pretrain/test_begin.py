@@ -29,6 +29,7 @@ from tests.support.tiny_runs import (
     train,
     trained,
 )
+from train.checkpoint.folder import list_checkpoints, shape_of
 from train.checkpoint.initial import read_origin
 from train.export.llama import export_checkpoint, export_llama
 from train.model.transformer import initial_weight
@@ -112,6 +113,13 @@ def test_the_plan_refuses_what_contradicts_the_weights(old: Path, tmp_path: Path
             plan_of(new_run(tmp_path / str(number), old, **sections))
 
 
+def test_a_recipe_sets_the_optimizer_and_not_the_shape_of_the_weights(old: Path, tmp_path: Path) -> None:
+    run = new_run(tmp_path / "run", old, plan={"recipe": "modern"}, optim={})
+    plan = plan_of(run)
+    assert plan.shape == shape_of(list_checkpoints(Store(str(old)))[-1])
+    assert (plan.settings.optim.optimizer, plan.settings.optim.muon_coefficients) == ("muon", "polar_express")
+
+
 def test_weights_that_changed_since_the_plan_are_refused(old: Path, tmp_path: Path) -> None:
     source = copied(old, tmp_path / "old")
     run = new_run(tmp_path / "run", source)
@@ -151,7 +159,7 @@ def test_a_takedown_names_the_runs_that_began_from_a_checkpoint_and_the_origins_
     assert any(f"began from step 4 of {old}" in text for text in describe_effects(effects))
 
 
-@pytest.mark.parametrize("kind", ["llama", "bert"])
+@pytest.mark.parametrize("kind", ["qwen3", "bert"])
 def test_a_run_begins_from_a_folder_of_hugging_face(old: Path, tmp_path: Path, kind: str) -> None:
     source = old
     if kind == "bert":
