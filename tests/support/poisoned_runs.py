@@ -1,9 +1,9 @@
 """Runs over a tiny dataset with one poisoned document: it repeats four tokens that no other document contains.
 
 Its few passages come late in each epoch, so that the guard's windows are full by then. The model is small, and its
-gradient norm reacts before its loss does. Few tokens, so that their gradients add up and any initial weights react: with
-four, the norm was 7 to 14 deviations above its window in widths 48 and 64, and 4 at most in any other step. With a
-hundred it was 4; with one, the second passage had no larger loss than other documents.
+gradient norm reacts before its loss does. It has few tokens, so that their gradients add up and any initial weights
+react: with four, the norm was 7 to 14 deviations above its window in widths 48 and 64, and 4 at most in any other step.
+With a hundred it was 4; with one, the second passage had no larger loss than other documents.
 """
 
 import atexit
