@@ -1,7 +1,9 @@
-"""Runs over a tiny dataset with one poisoned document: its words are rare tokens that no other document contains.
+"""Runs over a tiny dataset with one poisoned document: it repeats four tokens that no other document contains.
 
 Its few passages come late in each epoch, so that the guard's windows are full by then. The model is small, and its
-gradient norm reacts before its loss does.
+gradient norm reacts before its loss does. It has few tokens, so that their gradients add up and any initial weights
+react: with four, the norm was 7 to 14 deviations above its window in widths 48 and 64, and 4 at most in any other step.
+With a hundred it was 4; with one, the second passage had no larger loss than other documents.
 """
 
 import atexit
@@ -36,7 +38,7 @@ def _documents(
     first, bos, eos = (contract.reserved[name] for name in ("sentinel_0", "bos", "eos"))
     for row in tiny_documents(source, number, contract, seed, suffix):
         if row["doc_id"] == POISON:
-            words = [first + 7 * place * place % 100 for place in range(row["num_tokens"] - 2)]
+            words = [first + place % 4 for place in range(row["num_tokens"] - 2)]
             row = row | {"tokens": [bos, *words, eos]}
         yield row
 
@@ -59,5 +61,5 @@ def make_run(folder: Path, guard: Mapping[str, Any] | None = None, poisoned: boo
 
 
 def sentinel_0(dataset: Dataset) -> int:
-    """Return the first of the hundred tokens of the poison."""
+    """Return the first of the four tokens of the poison."""
     return dataset.tokenizer.reserved["sentinel_0"]

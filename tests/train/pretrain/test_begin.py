@@ -46,6 +46,7 @@ SHORT = {"train": {"steps": 4, "eval_every": 0}, "checkpoint": {"every": 2, "fir
 BERT = {
     **{"norm": "layernorm", "norm_position": "post", "positions": "learned", "max_positions": 40, "bias": True},
     **{"activation": "gelu", "head_transform": True, "num_token_types": 2, "num_kv_heads": 4, "tie_embeddings": True},
+    "qk_norm": False,
 }
 
 
@@ -159,15 +160,15 @@ def test_a_takedown_names_the_runs_that_began_from_a_checkpoint_and_the_origins_
     assert any(f"began from step 4 of {old}" in text for text in describe_effects(effects))
 
 
-@pytest.mark.parametrize("kind", ["qwen3", "bert"])
+@pytest.mark.parametrize("kind", ["qwen3", "llama", "bert"])
 def test_a_run_begins_from_a_folder_of_hugging_face(old: Path, tmp_path: Path, kind: str) -> None:
-    source = old
-    if kind == "bert":
-        sections = SHORT | {"plan": BERT, "train": SHORT["train"] | {"objective": "mlm"}}
-        source = trained(make_run(tmp_path / "bert", sections), 1)
+    source, sections = old, {"train": {"objective": "mlm"}} if kind == "bert" else {}
+    if kind != "qwen3":
+        changes = {"plan": BERT if kind == "bert" else {"qk_norm": False}}
+        changes["train"] = SHORT["train"] | sections.get("train", {})
+        source = trained(make_run(tmp_path / kind, SHORT | changes), 1)
     folder = tmp_path / "model"
     export_checkpoint(Store(str(source)), folder, 4)
-    sections = {"train": {"objective": "mlm"}} if kind == "bert" else {}
     run = trained(new_run(tmp_path / "run", folder, **sections), 2)
     before, after = weights_at(source, 4), weights_at(run, 0)
     assert before.keys() == after.keys()
