@@ -21,12 +21,13 @@ from unittest import mock
 
 import torch
 
+from schemas.ids import canonical_json, digest_of
 from schemas.manifest import read_run, write_run
 from schemas.storage import Store
 from schemas.tokens import open_dataset
 from tests.support.rank_pool import shared_pool
 from tests.support.tiny_dataset import make_tiny_dataset
-from train.checkpoint.folder import CheckpointMetadata, list_checkpoints
+from train.checkpoint.folder import DIGEST, CheckpointMetadata, list_checkpoints
 from train.checkpoint.state import read_state, stored_shapes
 from train.data.batches import Batches
 from train.monitor.events import Event, read_events
@@ -172,6 +173,12 @@ def metrics(folder: Path) -> list[StepMetrics]:
 def notes(folder: Path) -> list[CheckpointMetadata]:
     """Return the metadata of every checkpoint of a run, oldest first."""
     return list_checkpoints(Store(str(folder)))
+
+
+def sealed(content: dict[str, Any]) -> bytes:
+    """Return an edited `checkpoint.json` with the digest of its new content, as its writer would store it."""
+    fields = {name: value for name, value in content.items() if name != DIGEST}
+    return canonical_json({DIGEST: digest_of(fields), **fields})
 
 
 def events(folder: Path, kind: str) -> list[Any]:

@@ -257,7 +257,7 @@ class RankMemory:
             "head": forward | {"gathered": self._gathered(0, 1), "loss": 2 * (head + stream)},
             "backward": forward
             | {
-                "activations": activations - self._outside(),
+                "activations": activations - self._last_norm(),
                 "gathered": self._gathered(1, int(self.settings.layout.data == "zero3")),
                 "unreduced": self._unreduced(),
                 "temporaries": self._temporaries(),
@@ -368,16 +368,20 @@ class RankMemory:
     def _outside(self) -> int:
         """Return the bytes of activations that are stored outside the layers.
 
-        The last norm stores its input. All layers share the normalized token embeddings of residual mixing. Layers that
-        recompute store their value embeddings.
+        All layers share the normalized token embeddings of residual mixing. Layers that recompute store their value
+        embeddings. Both are freed after the last backward pass of a layer, unlike what the last norm stores.
         """
         stream, tensor = self.stream, self.settings.layout.tensor
-        per_token = stream.stream_norm() // tensor if self.ends else 0
+        per_token = 0
         if self.shape.residual_mixing:
             per_token += (stream.norm(self.shape.d_model) + stream.residual * self.shape.d_model) // tensor
         if self._mode() != "none":
             per_token += self.num_tables * stream.residual * self.shape.key_width // tensor
-        return per_token * stream.tokens
+        return self._last_norm() + per_token * stream.tokens
+
+    def _last_norm(self) -> int:
+        """Return the bytes that the norm after the layers stores."""
+        return self.stream.stream_norm() // self.settings.layout.tensor * self.stream.tokens if self.ends else 0
 
     def _mode(self) -> str:
         mode = self.settings.layout.activation_checkpointing

@@ -30,7 +30,7 @@ from torch.distributed.checkpoint.metadata import (
 
 from schemas.errors import ContractError
 from schemas.storage import Store
-from tests.support.tiny_runs import copied, cut_back, make_run, notes
+from tests.support.tiny_runs import copied, cut_back, make_run, notes, sealed
 from train.checkpoint import reader as reader_module
 from train.checkpoint.folder import METADATA_NAME, StateFile
 from train.checkpoint.reader import DTYPES, PLAN_NAME, CheckpointReader, parse_plan
@@ -65,7 +65,7 @@ def replace_file(run: Path, name: str, data: bytes) -> Path:
     (folder / name).write_bytes(data)
     note = json.loads((folder / METADATA_NAME).read_bytes())
     note["files"][name] = {"size": len(data), "sha256": hashlib.sha256(data).hexdigest()}
-    (folder / METADATA_NAME).write_text(json.dumps(note))
+    (folder / METADATA_NAME).write_bytes(sealed(note))
     return folder / name
 
 
@@ -353,7 +353,7 @@ def test_a_plan_that_is_not_listed_is_refused(run: Path, tmp_path: Path) -> None
     folder = foreign / notes(foreign)[-1].name
     stored = json.loads((folder / METADATA_NAME).read_bytes())
     del stored["files"][PLAN_NAME]
-    (folder / METADATA_NAME).write_text(json.dumps(stored))
+    (folder / METADATA_NAME).write_bytes(sealed(stored))
     with pytest.raises(ContractError, match=r"got a file whose size or digest checkpoint.json does not have"):
         stored_shapes(Store(str(foreign)), notes(foreign)[-1])
 
@@ -396,7 +396,7 @@ def test_a_pipe_in_place_of_a_state_file_is_refused_at_once(run: Path, tmp_path:
     note = checkpoint / METADATA_NAME
     values = json.loads(note.read_text())
     values["files"]["extra.bin"] = {"size": 0, "sha256": hashlib.sha256(b"").hexdigest()}
-    note.write_text(json.dumps(values))
+    note.write_bytes(sealed(values))
     os.mkfifo(checkpoint / "extra.bin") if kind == "pipe" else (checkpoint / "extra.bin").mkdir()
     with pytest.raises(ContractError, match=r"extra\.bin: expected a file, got a pipe, device or folder"):
         read_model(Store(str(folder)), notes(folder)[-1], torch.device("cpu"))

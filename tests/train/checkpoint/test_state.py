@@ -4,7 +4,7 @@ import json
 import math
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import fields
 from datetime import timedelta
 from pathlib import Path
@@ -16,6 +16,7 @@ from torch import Tensor
 
 from schemas.errors import ConfigError, ContractError
 from schemas.storage import Store
+from tests.support.tiny_runs import sealed
 from train.checkpoint.folder import (
     METADATA_NAME,
     CheckpointMetadata,
@@ -188,13 +189,19 @@ def test_layout_holds_every_setting_that_shows_in_the_last_bits() -> None:
     ]
 
 
+def edit(old: bytes, new: bytes) -> Callable[[bytes], bytes]:
+    """Return an edit of `checkpoint.json` that gives it the digest of its new content."""
+    return lambda data: sealed(json.loads(data.replace(old, new)))
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         (lambda data: data[:-9], "got JSON: Invalid JSON"),
-        (lambda data: data.replace(b'"step":4', b'"step":"four"'), "got step: Input should be a valid integer"),
-        (lambda data: data.replace(b'"code_version"', b'"codes"'), r"got identity\.code_version: Field required"),
-        (lambda data: data.replace(b'"step":4', b'"step":5'), "the step in the folder's name, got that of step 5"),
+        (edit(b'"step":4', b'"step":"four"'), "got step: Input should be a valid integer"),
+        (edit(b'"code_version"', b'"codes"'), r"got identity\.code_version: Field required"),
+        (lambda data: data.replace(b'"step":4', b'"step":5'), "content with digest"),
+        (edit(b'"step":4', b'"step":5'), "the step in the folder's name, got that of step 5"),
     ],
 )
 def test_a_note_that_is_damaged_or_of_another_version(tmp_path: Path, ranks: Ranks, change, message: str) -> None:
@@ -393,7 +400,7 @@ def test_the_note_as_others_read_it(tmp_path: Path, ranks: Ranks) -> None:
     run = Store(str(tmp_path))
     written = write_checkpoint(run, note(3), tensors(), ranks)
     raw = json.loads(path_of(run, 3, METADATA_NAME).read_bytes())
-    assert sorted(raw) == ["files", "identity", "layout", "progress", "step"]
+    assert sorted(raw) == ["digest", "files", "identity", "layout", "progress", "step"]
     assert sorted(raw["identity"]) == sorted(Identity.model_fields)
     assert raw["files"]["__0_0.distcp"] == written.files["__0_0.distcp"].model_dump()
     assert isinstance(written.files["__0_0.distcp"], StateFile)

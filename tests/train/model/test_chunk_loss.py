@@ -152,18 +152,18 @@ def test_bytes_moved_for_a_logit(dtype: torch.dtype, plain: int, fused: int) -> 
     logits, targets = torch.randn(CELLS).to(dtype), torch.arange(CELLS[0])
     copy = logits.clone()
     with Traffic() as traffic:
-        step(PlainChunkLoss(copy, None), targets)
+        step(PlainChunkLoss(copy, None, None), targets)
     assert traffic.bytes / logits.numel() == plain
 
     torch._dynamo.reset()
     metrics.reset()
     torch._logging.set_logs(inductor_metrics=True)
     with inductor.patch({"force_disable_caches": True, "cpp.enable_kernel_profile": True}):
-        step(FusedChunkLoss(logits.clone(), None), targets)
+        step(FusedChunkLoss(logits.clone(), None, None), targets)
         # The buffers that the compiler's kernels read and write, once per kernel, with the small tensors of each token.
         assert fused <= metrics.num_bytes_accessed / logits.numel() < fused + 0.1
         with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as recorder:
-            step(FusedChunkLoss(logits.clone(), None), targets)
+            step(FusedChunkLoss(logits.clone(), None, None), targets)
     torch._logging.set_logs()
     events = [event for event in recorder.events() if event.name != "aten::clone"]
     # The profile contains one kernel of each function, and no other operation on the logits.

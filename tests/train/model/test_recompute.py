@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 from train.model import transformer
-from train.model.transformer import _selective_contexts
+from train.model.transformer import selective_contexts
 
 FLEX, VARLEN = torch.ops.higher_order.flex_attention, torch.ops.torch_attn._varlen_attn.default
 LENGTH = 128
@@ -58,7 +58,7 @@ def runs(attend: Callable[[Tensor], Tensor], operator: Any, size: tuple[int, ...
         x = torch.randn(size, dtype=torch.bfloat16 if fake else None)
         x.requires_grad_()
         with Counted() as counted:
-            y = checkpoint(attend, x, use_reentrant=False, preserve_rng_state=False, context_fn=_selective_contexts)
+            y = checkpoint(attend, x, use_reentrant=False, preserve_rng_state=False, context_fn=selective_contexts)
             y.sum().backward()
         assert x.grad is not None
     return counted.runs[operator]
