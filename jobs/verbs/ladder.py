@@ -28,7 +28,7 @@ from schemas.text import format_short, text_table
 from schemas.tokens import Dataset, open_dataset
 from schemas.versions import attach_run
 from train.checkpoint.folder import local_path
-from train.config.recipe import with_recipe
+from train.config.recipe import resolve_recipe, with_recipe
 from train.config.settings import SECTIONS, Settings, load_settings
 from train.data.order import heldout_streams
 from train.model.shape import choose_shape, flops_per_token, sized_parameters
@@ -120,7 +120,7 @@ def ladder_command(arguments: Arguments) -> int:
     settings = with_recipe(load_settings(recipe, [], f"{run.uri}/{RUN_NAME}"))
     _check(settings, dataset)
     if arguments.coordinate_check:
-        return _check_coordinates(settings, dataset)
+        return _check_coordinates(resolve_recipe(settings), dataset)
     searches = not arguments.no_rate_search and settings.optim.learning_rate is None
     with tempfile.TemporaryDirectory() as scratch:  # a plan may write an index of packed rows
         steps = _planned(Store(scratch), dataset, recipe, arguments)
@@ -192,7 +192,8 @@ def _check(settings: Settings, dataset: Dataset) -> None:
 
 def _planned(scratch: Store, dataset: Dataset, recipe: Recipe, arguments: Arguments) -> list[tuple[ProxyRun, Plan]]:
     """Return the proxy runs and their plans. Raises ConfigError if the dataset is too small for a proxy run."""
-    settings, vocab_size = with_recipe(load_settings(recipe, [], scratch.uri)), dataset.tokenizer.vocab_size
+    settings = resolve_recipe(with_recipe(load_settings(recipe, [], scratch.uri)))
+    vocab_size = dataset.tokenizer.vocab_size
     if settings.plan.model:
         raise ConfigError(
             f"ladder: expected the transformer, whose sizes it chooses, got plan.model = {settings.plan.model}. Train "

@@ -28,7 +28,7 @@ from schemas.tokens import HELDOUT, Dataset, open_dataset
 from schemas.versions import attach_run
 from train.checkpoint.folder import Identity, deciding_settings, identify
 from train.config.plan import PlanConfig
-from train.config.recipe import with_recipe
+from train.config.recipe import resolve_recipe, with_recipe
 from train.config.settings import Settings, settings_of
 from train.data.heldout import OBJECTIVES
 from train.data.order import heldout_streams
@@ -206,7 +206,7 @@ def shared_settings(sides: Mapping[str, Store], folder: Store, size: ProxySize) 
     first = {side: _proxy_folder(run, folder, side, 1) for side, run in sides.items()}
     datasets = {side: open_dataset(run) for side, run in sides.items()}
     once = min(sum(dataset.num_tokens().values()) for dataset in datasets.values())
-    sizing = with_recipe(settings_of(stored_recipe(first[WITH], size.overrides))).plan
+    sizing = resolve_recipe(with_recipe(settings_of(stored_recipe(first[WITH], size.overrides)))).plan
     params, _ = default_size(size, once, sizing.min_params)
     if size.params is None:  # the size that the vocabulary and [plan] allow
         params = float(sized_parameters(choose_shape(params, datasets[WITH].tokenizer.vocab_size, sizing)))

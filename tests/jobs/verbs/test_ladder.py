@@ -167,7 +167,7 @@ def test_the_smallest_size_is_no_bare_embedding(vocab_size: int) -> None:
         ("--tokens-per-size 1", "ladder --tokens-per-size: expected 2 to 6 runs of each model size, got 1"),
         ("--smallest 4e4 --largest 4e4", "expected more parameters than the smallest proxy's 40,000, got 40,000"),
         ("--largest 1e6", "expected at least 1,000,000 unique training tokens, 1 for each parameter of the largest"),
-        ("--sizes 5 --largest 5e4", "expected 5 different model sizes, got shapes of 30,880, 30,880, "),
+        ("--sizes 5 --largest 5e4", "expected 5 different model sizes, got shapes of 30,944, 30,944, "),
         (
             "--set train.global_batch=64",
             "expected at least 20 steps in every proxy run, got 4 steps in ",
@@ -226,7 +226,7 @@ RECIPE: dict[str, Any] = {
     "train": {"seq_len": 64, "steps": 7, "global_batch": 3},
     "plan": {"num_layers": 9, "law": "kaplan"},
 }
-NAMES = [f"n{params}-d{tokens}" for params in ("30.9k", "48.4k", "61.7k") for tokens in ("16.6k", "66.6k")]
+NAMES = [f"n{params}-d{tokens}" for params in ("30.9k", "48.4k", "61.9k") for tokens in ("16.6k", "66.6k")]
 
 
 def ladder(run: Path, *words: str) -> int:
@@ -327,7 +327,7 @@ def test_every_proxy_is_a_run_of_its_own_that_repeats_nothing(laddered: Laddered
         assert last.heldout_loss == read_train_manifest(run).heldout_loss
         assert [line.step for line in tiny_runs.metrics(Path(run.uri)) if line.heldout_loss is not None] == [plan.steps]
     assert len(seen) == 6
-    assert {params for params, _, _ in seen} == {30_880, 48_352, 61_728}
+    assert {params for params, _, _ in seen} == {30_944, 48_448, 61_856}
 
 
 @pytest.mark.dist

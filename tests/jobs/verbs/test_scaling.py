@@ -298,11 +298,11 @@ def test_a_source_that_runs_out_before_the_others_is_named(run: Store, capsys) -
     [
         (
             "--flops 2e10 --set plan.min_params=1",
-            "expected a model of 12,910 parameters, from the budget, got 43,168",
+            "expected a model of 12,910 parameters, from the budget, got 43,232",
         ),
         (
             "--params 0.5",
-            "expected a model of 0.5 parameters, from plan.params, got 43,168, the fewest that 512 tokens",
+            "expected a model of 0.5 parameters, from plan.params, got 43,232, the fewest that 512 tokens",
         ),
         ("--params 1e30", "expected a model of 1e+30 parameters, from plan.params, got 1,6"),
         (

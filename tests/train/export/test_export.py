@@ -1,4 +1,4 @@
-"""What a checkpoint is read back as, beside its weights, and the Llama folder that it is exported to."""
+"""What a checkpoint is read back as, beside its weights, and the folder of Qwen 3 or Llama that it is exported to."""
 
 import json
 from argparse import Namespace
@@ -34,13 +34,12 @@ from train.export.llama import export_checkpoint, import_llama, main
 STAGES = [{"tokens": 16 * 8 * 10}, {"seq_len": 32}]
 
 
-@pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Store:
+@pytest.fixture(scope="module", params=[{}, {"qk_norm": False}], ids=["default", "without_qk_norm"])
+def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Store:
     """A run of 20 steps, its second half with longer sequences, and checkpoints on both sides."""
     run = make_tiny_dataset(tmp_path_factory.mktemp("export") / "run")
     train = RECIPE["train"] | {"steps": 20, "stages": STAGES}
-    # The format of Llama has no normalized queries and keys, which a plan has by default.
-    own = {"train": train, "checkpoint": {"every": 10}, "plan": RECIPE["plan"] | {"qk_norm": False}}
+    own = {"train": train, "checkpoint": {"every": 10}, "plan": RECIPE["plan"] | request.param}
     write_run(run, read_run(run).model_copy(update={"recipe": RECIPE | own}))
     assert pretrain([run.uri]) == 0
     return run
@@ -71,20 +70,21 @@ def test_a_model_of_another_objective_is_refused(run: Store) -> None:
 
 
 @pytest.mark.parametrize(("step", "length"), [(10, 16), (None, 32)])
-def test_a_checkpoint_becomes_a_llama_with_its_tokenizer(
+def test_a_checkpoint_becomes_a_model_folder_with_its_tokenizer(
     run: Store, tmp_path: Path, step: int | None, length: int
 ) -> None:
-    note = export_checkpoint(run, tmp_path / "llama", step)
+    note = export_checkpoint(run, tmp_path / "model", step)
     assert note == find_checkpoint(run, step)
-    shape, state = import_llama(tmp_path / "llama")
+    shape, state = import_llama(tmp_path / "model")
     expected = read_model(run, note, torch.device("cpu"))
     assert shape == shape_of(note) == expected.shape
     assert {name: tensor.tolist() for name, tensor in state.items()} == {
         name: parameter.tolist() for name, parameter in expected.named_parameters()
     }
-    config = json.loads((tmp_path / "llama/config.json").read_text())
+    config = json.loads((tmp_path / "model/config.json").read_text())
+    assert config["model_type"] == ("qwen3" if shape.qk_norm else "llama")
     assert config["max_position_embeddings"] == length
-    assert (tmp_path / "llama/tokenizer.json").read_bytes() == read_tokenizer(open_dataset(run))
+    assert (tmp_path / "model/tokenizer.json").read_bytes() == read_tokenizer(open_dataset(run))
 
 
 def test_main(run: Store, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,5 +1,7 @@
 """Tests of train/plan/advice.py, on both sides of every limit."""
 
+import math
+
 import pytest
 
 from schemas.storage import Store
@@ -24,19 +26,26 @@ def plan(tmp_path_factory: pytest.TempPathFactory) -> Plan:
     return make_plan(run, open_dataset(run), load_settings(raw, [], "test"))
 
 
+def reading(plan: Plan, ratio: float) -> Plan:
+    """The plan with just enough sequences in a step to read at least `ratio` tokens for each parameter."""
+    (stage,) = plan.stages
+    one = stage.model_copy(update={"global_batch": 1}).num_tokens
+    return plan.model_copy(
+        update={"stages": (stage.model_copy(update={"global_batch": math.ceil(ratio * plan.active_params / one)}),)}
+    )
+
+
 def test_what_is_in_proportion_needs_no_word(plan: Plan) -> None:
     assert 1 - num_parameters(plan.shape, False) / plan.num_params < 0.5
-    assert list(unusual_proportions(plan.model_copy(update={"num_params": plan.num_tokens // 20}))) == []
+    assert list(unusual_proportions(reading(plan, 20))) == []
 
 
 @pytest.mark.parametrize(
-    ("params", "found"),
+    ("ratio", "found"),
     [(1.70, []), (1.69, ["fewer than in any"]), (59_990, []), (60_010, ["more than in any published run (60,000 in"])],
 )
-def test_tokens_for_a_parameter(plan: Plan, params: float, found: list[str]) -> None:
-    stage = plan.stages[0].model_copy(update={"global_batch": 10**9})
-    wanted = round(stage.num_tokens / params)
-    sentences = list(unusual_proportions(plan.model_copy(update={"num_params": wanted, "stages": (stage,)})))
+def test_tokens_for_a_parameter(plan: Plan, ratio: float, found: list[str]) -> None:
+    sentences = list(unusual_proportions(reading(plan, ratio)))
     said = [line for line in sentences if "for each of" in line]
     assert len(said) == len(found)
     assert all(part in line for line, part in zip(said, found, strict=True))
@@ -48,7 +57,8 @@ def test_few_steps_and_large_embeddings(plan: Plan) -> None:
         line for line in unusual_proportions(plan.model_copy(update={"stages": (stage,)})) if "99 steps are few" in line
     ]
     shape = plan.shape.model_copy(update={"num_layers": 1})
-    body = num_parameters(shape, False)
-    for params, said in ((2 * body, False), (2 * body + 2, True)):
-        text = " ".join(unusual_proportions(plan.model_copy(update={"shape": shape, "num_params": params})))
-        assert ("% of the parameters are embeddings" in text) == said
+    half = num_parameters(shape, False) // (2 * shape.d_model)  # tokens whose two vectors are half of all parameters
+    for tokens, said in ((half, False), (half + 1, True)):
+        sized = shape.model_copy(update={"vocab_size": tokens})
+        text = " ".join(unusual_proportions(plan.model_copy(update={"shape": sized})))
+        assert (f"% of the parameters are embeddings of {tokens:,} tokens" in text) == said
