@@ -347,7 +347,7 @@ def test_the_train_image_has_neither_java_nor_spark() -> None:
     assert "java" not in " ".join(item.rest for item in instructions("train"))
 
 
-OPTIONAL = {"catboost", "cryptography", "kenlm", "pyiceberg"}
+OPTIONAL = {"catboost", "cryptography", "kenlm", "lm_eval", "pyiceberg", "wandb"}
 """Libraries of extras that setup.cfg declares, which a recipe or an option must ask for."""
 
 
