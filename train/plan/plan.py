@@ -143,9 +143,7 @@ def write_plan(run: Store, plan: Plan) -> None:
 
 def plan_digest(plan: Plan) -> str:
     """Return the digest of a plan without its own field `digest`, by which a change of the file is found."""
-    # A plan of an earlier version lacks the field, and its digest was computed without it.
-    older = {"initial_weights"} if plan.initial_weights == BY_TENSOR else set()
-    return digest_of(plan.model_dump(mode="json", exclude={"digest", *older}))
+    return digest_of(plan.model_dump(mode="json", exclude={"digest"}))
 
 
 def read_plan(run: Store, dataset: Dataset | None = None) -> Plan:

@@ -56,7 +56,7 @@ def as_an_older_version(run: Path) -> None:
     write_plan(store, read_plan(store).model_copy(update={"initial_weights": BY_TENSOR}))
     plan = store.read_json("train/plan.json")
     del plan["initial_weights"]
-    assert plan["digest"] == digest_of({name: value for name, value in plan.items() if name != "digest"})
+    plan["digest"] = digest_of({name: value for name, value in plan.items() if name != "digest"})
     store.write_atomic("train/plan.json", json.dumps(plan).encode())
     for note in notes(run):
         content = store.read_json(f"{note.name}/{METADATA_NAME}")
