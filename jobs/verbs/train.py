@@ -35,7 +35,7 @@ GROUP = "training"
 VERBS = {
     "train": "Start or resume training on this machine. --dry-run prints layout and memory without starting it.",
     "generate": "Sample text from a checkpoint.",
-    "evaluate": "Measure a checkpoint on held-out text, or on tasks of lm_eval. The text is that of any run, without "
+    "evaluate": "Measure a checkpoint on held-out text or tasks of lm_eval. The text is that of any run, without "
     "documents that it was trained on.",
     "calibrate": "Measure the speed of this machine, for `plan --gpu`. It is written as a device profile.",
 }

@@ -496,6 +496,16 @@ def test_proxies_that_are_not_alike_are_no_pair(sides: dict[str, Store], tmp_pat
         plan_pairs(sides, Store(str(tmp_path)), ProxySize(1, None, 6000, ASKED))
 
 
+def test_the_size_that_is_chosen_counts_the_recipe_of_the_plan(tmp_path: Path) -> None:
+    """With its vectors for queries and keys, which a recipe sets after the file is read."""
+    run = make_tiny_dataset(tmp_path / "run")
+    write_run(run, RunFile(tables=read_run(run).tables, recipe=SOURCE | TRAINING))
+    (pair,) = plan_pairs({WITH: run, WITHOUT: run}, Store(str(tmp_path)), ProxySize(1, None, 3000, ASKED[-3:-2]))
+    plan = pair.proxies[WITH].plan
+    assert plan.shape.qk_norm
+    assert plan.settings.plan.params == plan.num_params
+
+
 # ------------------------------------------------------------------------------------ the other dataset, on real Spark
 
 
