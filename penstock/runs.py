@@ -288,10 +288,9 @@ class Run:
         every one. `where`: only documents that meet this condition. `shard_size`: text of a shard, such as "256MB".
         Starts a Spark session, unless there is one. Raises ConfigError if the folder is not empty.
         """
-        from jobs.verbs.export import export_command
+        from jobs.verbs.export import OPTIONS, export_command
 
-        names = ("table", "step", "name", "licence", "creator", "url", "compression", "facts")
-        options = dict.fromkeys(names) | {"where": where, "shard_size": shard_size}
+        options = dict.fromkeys(OPTIONS) | {"where": where, "shard_size": shard_size}
         options |= {"signals": ",".join(signals) or None, "verbose": False, "trust_run": False}
         export_command(argparse.Namespace(run=self.store.address, out=out, format=format, **options))
 
