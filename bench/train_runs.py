@@ -15,12 +15,13 @@ from typing import Any
 
 from bench.data import tokens_per_second, write_dataset
 from schemas.manifest import read_run, write_run
+from schemas.paths import METRICS_NAME
 from schemas.storage import Store
 from tests.support.tiny_dataset import make_tiny_dataset
 from tests.support.tiny_stages import batches_of
 from train.config.train import TrainConfig
 from train.data.packing import write_packing
-from train.monitor.metrics import METRICS_NAME, StepMetrics, read_metrics
+from train.monitor.metrics import StepMetrics, read_metrics
 from train.parallel.ranks import open_ranks
 from train.pretrain.setup import prepare
 from train.pretrain.step import Learner

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from schemas.errors import ContractError
+from schemas.paths import PLAN_NAME
 from schemas.storage import Store
 
-PLAN_NAME = "train/plan.json"
 CHECKPOINT = "checkpoint"
 
 

@@ -20,6 +20,12 @@ from schemas.tables import TABLES
 PLACE = re.compile(rf"(?P<table>{'|'.join(TABLES)})/(?P<version>v-[0-9a-f]{{12}})/(?P<rest>.+)", re.DOTALL)
 """Path of a file of a version of a table, relative to the run. Other files of a run's tables are never deleted."""
 
+PLAN_NAME = "train/plan.json"
+METRICS_NAME = "train/metrics.jsonl"
+RANKS_NAME = "train/ranks.jsonl"
+HARNESS_NAME = "train/harness.jsonl"
+"""Files of training that both halves read: plan, metrics of each step, figures of each rank, downstream results."""
+
 DELTA_LOG = "_delta_log"
 """Folder in the folder of a table with the log that `penstock register --delta` writes."""
 

@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from schemas.errors import ConfigError, ContractError
 from schemas.ids import canonical_json
 from schemas.locks import lock_training
-from schemas.paths import check_own_folders
+from schemas.paths import PLAN_NAME, check_own_folders
 from schemas.storage import Store
 from schemas.takedown import Certificate, Effects, TrainedCheckpoint
 from schemas.tokens import TRAIN, Dataset, open_dataset
@@ -35,7 +35,7 @@ from train.dataset_history import (
     takedowns_seen,
     takedowns_since,
 )
-from train.plan.plan import PLAN_NAME, Plan, stored_plan, write_plan
+from train.plan.plan import Plan, stored_plan, write_plan
 
 REPLACED = "train/replaced"
 """Folder to which a replay moves the checkpoints after the chosen one."""

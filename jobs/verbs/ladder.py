@@ -22,7 +22,7 @@ from schemas.errors import ConfigError
 from schemas.long_work import LongWork
 from schemas.manifest import RUN_NAME, read_run, write_run
 from schemas.overrides import load_recipe
-from schemas.paths import check_own_folders
+from schemas.paths import METRICS_NAME, check_own_folders
 from schemas.storage import Store
 from schemas.text import format_short, text_table
 from schemas.tokens import Dataset, open_dataset
@@ -32,7 +32,6 @@ from train.config.recipe import resolve_recipe, with_recipe
 from train.config.settings import SECTIONS, Settings, load_settings
 from train.data.order import heldout_streams
 from train.model.shape import choose_shape, flops_per_token, sized_parameters
-from train.monitor.metrics import METRICS_NAME
 from train.plan.ladder import (
     LEAST_STEPS,
     MAX_RATES,

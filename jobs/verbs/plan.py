@@ -14,7 +14,7 @@ from schemas.errors import ConfigError
 from schemas.locks import lock_training
 from schemas.logs import LOGGER
 from schemas.manifest import RUN_NAME, read_run
-from schemas.paths import check_own_folders
+from schemas.paths import PLAN_NAME, check_own_folders
 from schemas.storage import Store
 from schemas.tokens import Dataset, open_dataset
 from schemas.union import describe_union, write_union
@@ -24,7 +24,7 @@ from train.config.recipe import with_recipe
 from train.config.settings import SECTIONS, Settings, load_settings, settings_of
 from train.plan.layouts import choose_layout
 from train.plan.make_plan import make_plan
-from train.plan.plan import PLAN_NAME, Plan, copy_mix, mix_overrides, read_plan, write_plan
+from train.plan.plan import Plan, copy_mix, mix_overrides, read_plan, write_plan
 from train.plan.text import describe_changes, print_plan
 
 GROUP = "training"

@@ -22,6 +22,7 @@ from schemas.errors import ConfigError, ContractError
 from schemas.ids import digest_of
 from schemas.manifest import RUN_NAME, RunFile, read_run, write_run
 from schemas.overrides import load_recipe
+from schemas.paths import PLAN_NAME
 from schemas.storage import Store
 from schemas.text import format_duration
 from schemas.tokens import HELDOUT, Dataset, open_dataset
@@ -37,7 +38,7 @@ from train.data.stages import NO_SKIPS, stage_lengths
 from train.model.shape import choose_shape, sized_parameters
 from train.monitor.metrics import MANIFEST_NAME, TrainManifest, read_train_manifest
 from train.plan.make_plan import make_plan
-from train.plan.plan import PLAN_NAME, Plan, check_settings_used, read_plan, write_plan
+from train.plan.plan import Plan, check_settings_used, read_plan, write_plan
 
 TABLES = ("tokens", "tokenizer")
 """Tables of the other run that a proxy run uses."""

@@ -11,9 +11,9 @@ from pipeline.forecast import Prices
 from pipeline.stages import STEPS
 from pipeline.summary import Summary
 from schemas.errors import ConfigError
+from schemas.paths import PLAN_NAME
 from schemas.storage import Store
 from train.checkpoint.folder import list_checkpoints
-from train.plan.plan import PLAN_NAME
 
 GROUP = "data"
 VERBS = {

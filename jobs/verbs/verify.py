@@ -6,13 +6,14 @@ from collections.abc import Iterator
 from jobs.arguments import Command, add_run
 from pipeline.membership.dataset import check_index, tables_of
 from schemas.manifest import TableVersion, open_table, read_run
+from schemas.paths import PLAN_NAME
 from schemas.storage import Store
 from schemas.tables import TABLES
 from schemas.tokens import Dataset, open_dataset
 from schemas.versions import DATASET, open_run
 from train.data.packing import packed_files
 from train.data.verify import ExpectedFile, verify_files
-from train.plan.plan import PLAN_NAME, read_plan
+from train.plan.plan import read_plan
 
 GROUP = "inspect"
 VERBS = {

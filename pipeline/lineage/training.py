@@ -21,6 +21,7 @@ from schemas.ids import digest_of
 from schemas.manifest import RUN_NAME
 from schemas.mix import parse_mix
 from schemas.origin import CHECKPOINT, ModelOrigin, origin_of
+from schemas.paths import PLAN_NAME
 from schemas.storage import Store
 from schemas.versions import DATASET, list_versions
 
@@ -163,7 +164,6 @@ class Quarantines:
 # The plan, the skip list, the checkpoints and the end of training.
 
 
-PLAN_NAME = "train/plan.json"
 EVENTS_NAME = "train/events.jsonl"
 OUTCOME_NAME = "train/manifest.json"
 REPLAYS_NAME = "train/replays.json"

@@ -19,14 +19,13 @@ from schemas.errors import REMOVE_CHECKPOINT, ConfigError, ContractError, readin
 from schemas.ids import digest_of
 from schemas.manifest import RUN_NAME, Manifest, TableVersion, current_tables, read_run
 from schemas.older_tables import read_batches
+from schemas.paths import METRICS_NAME, PLAN_NAME
 from schemas.storage import Store
 from schemas.tables import DOCUMENTS, DROPPED_BEFORE, SCORES, TABLES
 from schemas.text import format_short
 
 # Files that training writes into a run.
 
-PLAN_NAME = "train/plan.json"
-METRICS_NAME = "train/metrics.jsonl"
 EVENTS_NAME = "train/events.jsonl"
 OUTCOME_NAME = "train/manifest.json"
 CHECKPOINTS = "train/checkpoints"

@@ -15,10 +15,11 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
-from pipeline.report.facts import METRICS_NAME, OUTCOME_NAME, PLAN_NAME, read_plan
+from pipeline.report.facts import OUTCOME_NAME, read_plan
 from pipeline.report.page import REPORT_NAME, ReportOptions, render, script_hash, template_text, write_report
 from schemas.errors import ConfigError, ContractError, PenstockError
 from schemas.manifest import RUN_NAME
+from schemas.paths import METRICS_NAME, PLAN_NAME
 from schemas.storage import Store
 from schemas.text import printable_value
 

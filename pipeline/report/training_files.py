@@ -11,11 +11,10 @@ from typing import Any
 
 from pipeline.report.facts import number
 from schemas.errors import ContractError
+from schemas.paths import HARNESS_NAME, RANKS_NAME
 from schemas.storage import Store
 from schemas.text import format_bytes, format_duration
 
-RANKS_NAME = "train/ranks.jsonl"
-HARNESS_NAME = "train/harness.jsonl"
 END_BYTES = 4 << 20
 """Bytes at the end of the file of ranks that are read."""
 MAX_WINDOWS, MAX_RANKS = 40, 256

@@ -33,6 +33,7 @@ from pipeline.sources.splits import find_splits
 from pipeline.takedown.commit import read_pending
 from schemas.errors import ConfigError
 from schemas.manifest import open_table, read_run, write_run
+from schemas.paths import PLAN_NAME
 from schemas.storage import Store, describe_remote_error
 from schemas.takedown import REMOVED_ID
 from schemas.tokens import open_dataset
@@ -42,7 +43,6 @@ from tests.support.paths import ROOT
 from tests.support.s3_server import environment, server
 from tests.support.tiny_dataset import make_tiny_dataset
 from tests.support.tiny_takedown import documents_of, opened, take_down
-from train.plan.plan import PLAN_NAME
 
 __all__ = ["server"]  # a fixture
 

@@ -5,12 +5,13 @@ from pathlib import Path
 from typing import Any
 
 from schemas.manifest import RUN_NAME, read_run, write_run
+from schemas.paths import METRICS_NAME
 from schemas.storage import Store
 from schemas.tokens import open_dataset
 from tests.support.tiny_dataset import make_tiny_dataset
 from train.config.settings import load_settings
 from train.mix.measured import MeasuredRun, measured_run
-from train.monitor.metrics import METRICS_NAME, HeldoutMetrics, StepMetrics
+from train.monitor.metrics import HeldoutMetrics, StepMetrics
 from train.plan.make_plan import make_plan
 from train.plan.plan import write_plan
 

@@ -21,7 +21,7 @@ from schemas.errors import ConfigError, ContractError
 from schemas.ids import canonical_json, digest_of
 from schemas.leases import check_still_held, delete_files
 from schemas.manifest import read_run
-from schemas.paths import check_deletable, check_own_folders, is_below
+from schemas.paths import PLAN_NAME, check_deletable, check_own_folders, is_below
 from schemas.s3_requests import SCHEME, S3Requests
 from schemas.storage import MAX_JSON_BYTES, Store
 from schemas.tokens import Dataset, open_dataset
@@ -37,7 +37,6 @@ from train.model.shape import ESTIMATES, ModelShape, shape_in
 from train.monitor.guard import GuardState
 from train.parallel.devices import RunDevices
 from train.plan.plan import (
-    PLAN_NAME,
     Plan,
     check_settings_used,
     heldout_loss_users,

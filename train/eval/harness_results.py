@@ -10,10 +10,9 @@ from collections.abc import Sequence
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from schemas.errors import ContractError
+from schemas.paths import HARNESS_NAME
 from schemas.storage import Store
 from train.monitor.log_files import Journal
-
-HARNESS_NAME = "train/harness.jsonl"
 
 
 class HarnessResult(BaseModel):

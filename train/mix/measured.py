@@ -15,12 +15,13 @@ from numpy.typing import NDArray
 
 from schemas.errors import ConfigError, ContractError
 from schemas.ids import digest_of
+from schemas.paths import METRICS_NAME, PLAN_NAME
 from schemas.storage import Store
 from schemas.tokens import HELDOUT, TRAIN, Dataset, open_dataset, split_copies
 from train.data.order import heldout_streams, open_streams, tokens_by_source
 from train.data.packing import open_packings
-from train.monitor.metrics import METRICS_NAME, HeldoutMetrics, StepMetrics, read_metrics
-from train.plan.plan import PLAN_NAME, Plan, read_plan, verify_plan
+from train.monitor.metrics import HeldoutMetrics, StepMetrics, read_metrics
+from train.plan.plan import Plan, read_plan, verify_plan
 
 # Estimates from the loss curve of a source: the loss at the end of a run and the speed at which it falls.
 #

@@ -15,9 +15,9 @@ import pyarrow.parquet as pq
 
 from schemas.errors import UNWRITABLE, ContractError
 from schemas.logs import LOGGER
+from schemas.paths import METRICS_NAME
 from schemas.storage import Store
 from train.monitor.metrics import (
-    METRICS_NAME,
     SCALARS,
     HeldoutMetrics,
     StepMetrics,

@@ -14,9 +14,9 @@ from pydantic import BaseModel, ConfigDict, ValidationError, field_validator, mo
 
 from schemas.errors import ContractError
 from schemas.ids import canonical_json
+from schemas.paths import METRICS_NAME
 from schemas.storage import Store
 
-METRICS_NAME = "train/metrics.jsonl"
 MANIFEST_NAME = "train/manifest.json"
 
 

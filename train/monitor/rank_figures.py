@@ -13,9 +13,9 @@ from typing import Literal, NamedTuple
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from schemas.errors import ContractError
+from schemas.paths import RANKS_NAME
 from schemas.storage import Store
 
-RANKS_NAME = "train/ranks.jsonl"
 KINDS = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all", "send")
 """Kinds of communication, in the order of `TRAFFIC`."""
 

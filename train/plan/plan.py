@@ -17,6 +17,7 @@ from schemas.ids import digest_of
 from schemas.manifest import read_run
 from schemas.mix import read_mix
 from schemas.origin import ModelOrigin
+from schemas.paths import PLAN_NAME
 from schemas.storage import Store
 from schemas.tokens import Dataset, open_dataset
 from train.config.optim import OPTIMIZERS
@@ -33,7 +34,6 @@ from train.optim.schedule import ScheduleInputs, StageSchedule
 from train.parallel.layout import axes_of, check_layout, data_ranks
 from train.plan.rules import SourcedFigure
 
-PLAN_NAME = "train/plan.json"
 CHECKED_FIGURES = ("steps", "global_batch", "warmup_steps", "learning_rate")
 """Fields of a plan that must equal its figures of the same name."""
 

@@ -17,12 +17,13 @@ import torch.distributed as dist
 
 from schemas.errors import UNWRITABLE
 from schemas.logs import LOGGER
+from schemas.paths import RANKS_NAME
 from schemas.storage import Store
 from train.config.settings import Settings
 from train.model.stopwatch import Stopwatch
 from train.monitor.log_files import Journal
 from train.monitor.metrics import StepMetrics
-from train.monitor.rank_figures import KINDS, RANKS_NAME, RankFigures, SlowRank, slow_ranks
+from train.monitor.rank_figures import KINDS, RankFigures, SlowRank, slow_ranks
 from train.parallel.ranks import Ranks
 
 NUMBERS = (

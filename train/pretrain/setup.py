@@ -24,7 +24,7 @@ from schemas.logs import log_words, show
 from schemas.manifest import MANIFEST_NAME as TABLE_MANIFEST
 from schemas.manifest import RUN_NAME
 from schemas.overrides import override_words
-from schemas.paths import check_own_folders
+from schemas.paths import PLAN_NAME, check_own_folders
 from schemas.storage import Store
 from schemas.tokens import Dataset, open_dataset
 from train.checkpoint.folder import (
@@ -53,7 +53,6 @@ from train.parallel.layout import axes_of
 from train.parallel.pipeline import check_schedule
 from train.parallel.ranks import FirstRankFailed, Ranks, default_threads
 from train.plan.plan import (
-    PLAN_NAME,
     Plan,
     check_document_mask,
     check_ranks,

@@ -12,12 +12,11 @@ from pathlib import Path
 
 from schemas.errors import ConfigError
 from schemas.ids import digest_of
+from schemas.paths import METRICS_NAME, RANKS_NAME
 from schemas.storage import Store
 from train.checkpoint.folder import CHECKPOINTS, StateFile
 from train.config.train import TrainConfig
 from train.monitor.events import EVENTS_NAME
-from train.monitor.metrics import METRICS_NAME
-from train.monitor.rank_figures import RANKS_NAME
 from train.monitor.wandb_log import WANDB_NAME
 from train.remote.transfer import upload
 

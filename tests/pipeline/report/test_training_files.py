@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 from pipeline.report.page import write_report
-from pipeline.report.training_files import END_BYTES, HARNESS_NAME, RANKS_NAME, ranks_view, read_lines, task_rows
+from pipeline.report.training_files import END_BYTES, ranks_view, read_lines, task_rows
 from schemas.errors import ContractError
+from schemas.paths import HARNESS_NAME, RANKS_NAME
 from schemas.storage import Store
 from tests.support.report_run import add_training, make_run, words_of
 

@@ -15,13 +15,14 @@ import torch.nn.functional as F
 from jobs.cli import main as penstock
 from schemas.errors import ConfigError, ContractError
 from schemas.manifest import read_run, write_run
+from schemas.paths import HARNESS_NAME
 from schemas.storage import Store
 from tests.support.tiny_dataset import make_tiny_dataset
 from tests.train.eval.test_generate import RECIPE
 from train.checkpoint.state import find_checkpoint
 from train.eval import harness
 from train.eval.harness import results_of
-from train.eval.harness_results import HARNESS_NAME, HarnessResult, describe_results, read_results, write_results
+from train.eval.harness_results import HarnessResult, describe_results, read_results, write_results
 from train.pretrain.__main__ import main as pretrain
 
 needs_harness = pytest.mark.skipif(

@@ -18,12 +18,12 @@ import pytest
 from pydantic import ValidationError
 
 from schemas.errors import ContractError
+from schemas.paths import METRICS_NAME
 from schemas.storage import Store
 from train.monitor import log_files as metrics_log
 from train.monitor import metrics, progress
 from train.monitor.log_files import TABLE_NAME, TENSORBOARD_NAME, Journal, MetricsLog, Scalars, metrics_schema
 from train.monitor.metrics import (
-    METRICS_NAME,
     HeldoutMetrics,
     StepMetrics,
     flops_utilisation,

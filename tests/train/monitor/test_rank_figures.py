@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 
 from schemas.errors import ContractError
+from schemas.paths import RANKS_NAME
 from schemas.storage import Store
-from train.monitor.rank_figures import RANKS_NAME, RankFigures, SlowRank, read_ranks, slow_ranks
+from train.monitor.rank_figures import RankFigures, SlowRank, read_ranks, slow_ranks
 
 
 def figures(rank: int, compute: float, data: float = 0.0, stage: int = 0) -> RankFigures:

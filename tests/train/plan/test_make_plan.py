@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from schemas.errors import ConfigError, ContractError
+from schemas.paths import PLAN_NAME
 from schemas.storage import Store
 from schemas.tokens import Dataset, Shard, open_dataset
 from tests.support.tiny_dataset import make_tiny_dataset
@@ -21,7 +22,7 @@ from train.optim.schedule import StageSchedule, learning_rate
 from train.parallel.memory import memory_of_rank
 from train.plan.advice import costly_padding
 from train.plan.make_plan import make_plan
-from train.plan.plan import PLAN_NAME, Plan, plan_digest, read_plan, read_settings, verify_plan, write_plan
+from train.plan.plan import Plan, plan_digest, read_plan, read_settings, verify_plan, write_plan
 
 UNIQUE = 168
 """Samples of 64 tokens in the tiny dataset: 128 of web, 40 of books."""

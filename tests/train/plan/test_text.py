@@ -6,13 +6,14 @@ from pathlib import Path
 import pytest
 
 from jobs.cli import main
+from schemas.paths import PLAN_NAME
 from schemas.storage import Store
 from schemas.tokens import open_dataset
 from tests.support.tiny_dataset import make_tiny_dataset
 from tests.support.tiny_runs import make_run
 from train.config.settings import load_settings
 from train.plan.make_plan import make_plan
-from train.plan.plan import PLAN_NAME, Plan
+from train.plan.plan import Plan
 from train.plan.rules import SourcedFigure
 from train.plan.text import WIDTH, format_value, print_plan
 

@@ -10,12 +10,13 @@ from typing import Any
 import pytest
 
 from schemas.errors import ConfigError, ContractError
+from schemas.paths import PLAN_NAME
 from schemas.storage import Store
 from schemas.tokens import open_dataset
 from tests.support.tiny_runs import make_run
 from train.parallel.devices import RunDevices
 from train.plan.layouts import plan_for_devices
-from train.plan.plan import PLAN_NAME, Plan, read_plan, write_plan
+from train.plan.plan import Plan, read_plan, write_plan
 from train.pretrain import setup
 from train.pretrain.setup import call_planner  # before the fixture of all tests of training replaces it
 

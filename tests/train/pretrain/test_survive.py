@@ -22,6 +22,7 @@ from unittest import mock
 import pytest
 import torch
 
+from schemas.paths import PLAN_NAME
 from schemas.storage import Store
 from tests.support import tiny_runs
 from tests.support.tiny_runs import (
@@ -41,7 +42,7 @@ from train.data.rows import Rows
 from train.data.stages import append_to_skip_list
 from train.model.loss import LossTally
 from train.parallel.parallelize import SplitModel
-from train.plan.plan import PLAN_NAME, read_plan
+from train.plan.plan import read_plan
 from train.pretrain.__main__ import main
 from train.pretrain.step import Learner, StepResult
 from train.trace import documents_of_step
