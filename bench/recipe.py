@@ -27,6 +27,7 @@ from scipy import stats
 from bench.figures import ROOT, measured_now
 from schemas.storage import Store
 from schemas.tokens import open_dataset
+from train.config import recipe
 from train.config.settings import Settings, load_settings
 from train.data.batches import Batches
 from train.optim.schedule import learning_rate
@@ -75,10 +76,12 @@ DEFAULTS: Mapping[str, Changes] = {
     "grouped_heads": {"plan.num_kv_heads": 2},
 }
 """The defaults that both recipes have, each replaced by what was the default before."""
-LLAMA: Changes = {"plan.qk_norm": True, "optim.z_loss": 1e-5}
-IN_MODERN = ("relu2", "value_embeddings", "residual_mixing", "windows", "softcap", "polar_express")
-"""Parts of the modern recipe that is measured."""
-MODERN: Changes = LLAMA | {key: value for part in IN_MODERN for key, value in PARTS[part].items()}
+LLAMA, _MODERN = (
+    {f"{section}.{name}": value for section, own in defaults.items() for name, value in own.items()}
+    for defaults in (recipe.LLAMA, recipe.MODERN)
+)
+"""The settings of both recipes, as `plan.recipe` chooses them."""
+MODERN: Changes = LLAMA | _MODERN | {"plan.window": SEQ_LEN // recipe.WINDOW_SHARE}
 WITHOUT: Mapping[str, Changes] = {
     "relu2": {"plan.activation": "swiglu"},
     "value_embeddings": {"plan.value_embeddings": 0},

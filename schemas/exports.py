@@ -84,7 +84,7 @@ class ExportReceipt(BaseModel):
 def begin_receipt(
     run: Store, out: Store, options: Mapping[str, Any], read: Mapping[str, str], checkpoint: str | None = None
 ) -> ExportReceipt:
-    """Write the receipt of an export that begins into its run, and return it; `write_receipt` completes it.
+    """Write into a run the receipt of an export that is not complete, and return it; `write_receipt` completes it.
 
     If the export is killed, a takedown still knows its destination. Arguments are those of `write_receipt`.
     """

@@ -56,8 +56,8 @@ def erase_replaced(run: Store, found: dict[str, list[ErasedCheckpoint]]) -> list
         )
         for own, checkpoints in found.items()
     ]
-    doomed = {own.checkpoint: own for checkpoints in found.values() for own in checkpoints}
-    for name, checkpoint in doomed.items():
+    deleted = {own.checkpoint: own for checkpoints in found.values() for own in checkpoints}
+    for name, checkpoint in deleted.items():
         if not name.startswith(f"{REPLACED}/") and checkpoint.step is not None:
             remove_checkpoint(run, checkpoint.step)
     remove_incomplete(run)

@@ -245,7 +245,7 @@ def _read_first(table: str, prepared: PreparedExport) -> dict[str, str]:
 
 
 def _begin_receipt(arguments: Arguments, run: Store, out: Store, read: dict[str, str]) -> None:
-    """Write the receipt of an export that begins, so that a takedown knows its destination if it is killed."""
+    """Write the receipt of an export before its first file, so that a takedown names it even if it is killed."""
     _or_warn(run, out, lambda: begin_receipt(run, out, _options(arguments), read))
 
 

@@ -44,10 +44,14 @@ class Family:
     """Name of the list of layers."""
     inside: Mapping[str, StoredPlace]
     """StoredPlace of each module of ours in a layer, below the layer."""
+    keys: Mapping[str, str]
+    """Keys of config.json whose value is a field of our shape, and that field."""
     write: Callable[[ModelShape, int], dict[str, Any]]
-    """Function of (shape, sequence length) to the keys of config.json that only this family has."""
-    read: Callable[[Config], dict[str, Any]]
-    """Function of config.json to the fields of our shape that are not `fixed`."""
+    """Function of (shape, sequence length) to the further keys of config.json."""
+    defaults: Callable[[Config], dict[str, Any]] = lambda config: {}
+    """Function of config.json to the fields of our shape whose keys are missing or null in it."""
+    read: Callable[[Config], dict[str, Any]] = lambda config: {}
+    """Function of config.json to the further fields of our shape."""
     conditions: Callable[[Config], Iterator[tuple[bool, str]]] = lambda config: iter(())
     """Function of config.json to pairs (our model does not support it, text of the key and its value)."""
     no_parameters: str = r"(?!)"
@@ -129,7 +133,9 @@ def shape_of_config(config: Config, where: str) -> tuple[Family, ModelShape]:
                 f"{where}: expected a supported {'model of ' + ', '.join(FAMILIES) if not known else family.model_type}"
                 f"{'' if not known else ' model'}, got {'; '.join(problems)}. Import a model without these settings."
             )
-        return family, ModelShape.model_validate({**family.fixed, **family.read(config)})
+        given = {ours: config[key] for key, ours in family.keys.items() if config.get(key) is not None}
+        fields = family.defaults(config) | given | family.read(config)
+        return family, ModelShape.model_validate({**family.fixed, **fields})
     except (KeyError, TypeError, ValueError, ArithmeticError, AttributeError) as error:
         raise ContractError(
             f"{where}: expected the complete configuration of a {family.model_type} model, got a missing or invalid "
@@ -153,16 +159,8 @@ def _rope_of(shape: ModelShape) -> dict[str, Any] | None:
 
 def _write_llama(shape: ModelShape, seq_len: int) -> dict[str, Any]:
     return {
-        "hidden_size": shape.d_model,
-        "intermediate_size": shape.d_ffw,
-        "num_hidden_layers": shape.num_layers,
-        "num_attention_heads": shape.num_heads,
-        "num_key_value_heads": shape.num_kv_heads,
-        "head_dim": shape.head_dim,
         "hidden_act": "silu",
         "max_position_embeddings": seq_len,
-        "rms_norm_eps": shape.norm_eps,
-        "rope_theta": shape.rope_theta,
         "rope_scaling": _rope_of(shape),
         "attention_bias": shape.bias,
         **({} if shape.qk_norm else {"mlp_bias": shape.bias}),
@@ -190,50 +188,37 @@ def _llama_conditions(config: Config) -> Iterator[tuple[bool, str]]:
         yield bool(config.get("mlp_bias", False)) != bias, "attention_bias and mlp_bias that differ"
 
 
-def _read_llama(config: Config) -> dict[str, Any]:
-    rope, heads = _rope_in(config), config["num_attention_heads"]
+def _llama_defaults(config: Config) -> dict[str, Any]:
+    heads = config["num_attention_heads"]
     return {
-        "vocab_size": config["vocab_size"],
-        "num_layers": config["num_hidden_layers"],
-        "d_model": config["hidden_size"],
-        "num_heads": heads,
-        "num_kv_heads": config.get("num_key_value_heads") or heads,
-        "head_dim": config.get("head_dim") or config["hidden_size"] // heads,
-        "d_ffw": config["intermediate_size"],
+        "num_kv_heads": heads,
+        "head_dim": config["hidden_size"] // heads,
+        "norm_eps": 1e-6,
+        "tie_embeddings": False,
+    }
+
+
+def _read_llama(config: Config) -> dict[str, Any]:
+    rope = _rope_in(config)
+    return {
         "bias": bool(config.get("attention_bias", False)),
         "rope_theta": rope["rope_theta"],
         "rope_scaling": "none" if rope["rope_type"] == "default" else rope["rope_type"],
         "rope_factor": rope.get("factor", 1.0),
         "rope_original": rope.get("original_max_position_embeddings", 8192),
-        "norm_eps": config.get("rms_norm_eps", 1e-6),
-        "tie_embeddings": bool(config.get("tie_word_embeddings", False)),
     }
 
 
 # GPT-2 and BERT: learned positions, LayerNorm, GELU, biases.
 
 
+def _square_heads(width: str, heads: str) -> Callable[[Config], dict[str, Any]]:
+    """Return a function to the fields of attention in which each head has its own key; arguments are keys."""
+    return lambda config: {"num_kv_heads": config[heads], "head_dim": config[width] // config[heads]}
+
+
 def _write_gpt2(shape: ModelShape, seq_len: int) -> dict[str, Any]:
-    return {
-        "n_embd": shape.d_model,
-        "n_inner": shape.d_ffw,
-        "n_layer": shape.num_layers,
-        "n_head": shape.num_heads,
-        "n_positions": shape.max_positions,
-        "activation_function": "gelu_new",
-        "layer_norm_epsilon": shape.norm_eps,
-        **dict.fromkeys(("attn_pdrop", "embd_pdrop", "resid_pdrop"), 0.0),
-    }
-
-
-def _read_gpt2(config: Config) -> dict[str, Any]:
-    width, heads = config["n_embd"], config["n_head"]
-    return {
-        **{"vocab_size": config["vocab_size"], "num_layers": config["n_layer"], "d_model": width, "num_heads": heads},
-        **{"num_kv_heads": heads, "head_dim": width // heads, "d_ffw": config.get("n_inner") or 4 * width},
-        **{"max_positions": config["n_positions"], "norm_eps": config.get("layer_norm_epsilon", 1e-5)},
-        "tie_embeddings": bool(config.get("tie_word_embeddings", True)),
-    }
+    return {"activation_function": "gelu_new", **dict.fromkeys(("attn_pdrop", "embd_pdrop", "resid_pdrop"), 0.0)}
 
 
 def _gpt2_conditions(config: Config) -> Iterator[tuple[bool, str]]:
@@ -245,28 +230,7 @@ def _gpt2_conditions(config: Config) -> Iterator[tuple[bool, str]]:
 
 
 def _write_bert(shape: ModelShape, seq_len: int) -> dict[str, Any]:
-    return {
-        "hidden_size": shape.d_model,
-        "intermediate_size": shape.d_ffw,
-        "num_hidden_layers": shape.num_layers,
-        "num_attention_heads": shape.num_heads,
-        "max_position_embeddings": shape.max_positions,
-        "type_vocab_size": shape.num_token_types,
-        "hidden_act": "gelu",
-        "layer_norm_eps": shape.norm_eps,
-        **dict.fromkeys(("hidden_dropout_prob", "attention_probs_dropout_prob"), 0.0),
-    }
-
-
-def _read_bert(config: Config) -> dict[str, Any]:
-    width, heads = config["hidden_size"], config["num_attention_heads"]
-    return {
-        **{"vocab_size": config["vocab_size"], "num_layers": config["num_hidden_layers"], "d_model": width},
-        **{"num_heads": heads, "num_kv_heads": heads, "head_dim": width // heads},
-        **{"d_ffw": config["intermediate_size"], "max_positions": config["max_position_embeddings"]},
-        **{"num_token_types": config["type_vocab_size"], "norm_eps": config.get("layer_norm_eps", 1e-12)},
-        "tie_embeddings": True,
-    }
+    return {"hidden_act": "gelu", **dict.fromkeys(("hidden_dropout_prob", "attention_probs_dropout_prob"), 0.0)}
 
 
 def _bert_conditions(config: Config) -> Iterator[tuple[bool, str]]:
@@ -291,6 +255,18 @@ ROTARY = PLAIN | {
     **{"norm": "rmsnorm", "norm_position": "pre", "positions": "rope", "max_positions": 0, "num_token_types": 0},
     **{"head_transform": False, "activation": "swiglu"},
 }
+BOTH = {"vocab_size": "vocab_size", "tie_word_embeddings": "tie_embeddings"}
+"""Keys of every family."""
+LLAMA_KEYS = BOTH | {
+    "hidden_size": "d_model",
+    "intermediate_size": "d_ffw",
+    "num_hidden_layers": "num_layers",
+    "num_attention_heads": "num_heads",
+    "num_key_value_heads": "num_kv_heads",
+    "head_dim": "head_dim",
+    "rms_norm_eps": "norm_eps",
+    "rope_theta": "rope_theta",
+}
 LLAMA_OUTSIDE = _places(embedding="model.embed_tokens", norm="model.norm")
 LLAMA_INSIDE = _places(
     attention_norm="input_layernorm",
@@ -306,6 +282,15 @@ LLAMA_INSIDE = _places(
     ffn__down="mlp.down_proj",
 )
 LEARNED = PLAIN | {"norm": "layernorm", "positions": "learned", "bias": True, "qk_norm": False}
+GPT2_KEYS = BOTH | {
+    **{"n_embd": "d_model", "n_inner": "d_ffw", "n_layer": "num_layers", "n_head": "num_heads"},
+    **{"n_positions": "max_positions", "layer_norm_epsilon": "norm_eps"},
+}
+BERT_KEYS = BOTH | {
+    **{"hidden_size": "d_model", "intermediate_size": "d_ffw", "num_hidden_layers": "num_layers"},
+    **{"num_attention_heads": "num_heads", "max_position_embeddings": "max_positions"},
+    **{"type_vocab_size": "num_token_types", "layer_norm_eps": "norm_eps"},
+}
 GPT2_INSIDE = {
     **_places(attention_norm="ln_1", ffn_norm="ln_2"),
     **{
@@ -324,7 +309,9 @@ FAMILIES = {
         outside=LLAMA_OUTSIDE,
         layers="model.layers",
         inside=LLAMA_INSIDE,
+        keys=LLAMA_KEYS,
         write=_write_llama,
+        defaults=_llama_defaults,
         read=_read_llama,
         conditions=_llama_conditions,
         no_parameters=r".*rotary_emb\.inv_freq",
@@ -336,7 +323,9 @@ FAMILIES = {
         outside=LLAMA_OUTSIDE,
         layers="model.layers",
         inside=LLAMA_INSIDE,
+        keys=LLAMA_KEYS,
         write=_write_llama,
+        defaults=_llama_defaults,
         read=_read_llama,
         conditions=_llama_conditions,
     ),
@@ -348,8 +337,10 @@ FAMILIES = {
         outside=_places(embedding="transformer.wte", extra__positions="transformer.wpe", norm="transformer.ln_f"),
         layers="transformer.h",
         inside=GPT2_INSIDE,
+        keys=GPT2_KEYS,
         write=_write_gpt2,
-        read=_read_gpt2,
+        defaults=lambda config: {"d_ffw": 4 * config["n_embd"], "norm_eps": 1e-5, "tie_embeddings": True},
+        read=_square_heads("n_embd", "n_head"),
         conditions=_gpt2_conditions,
         no_parameters=r"transformer\.h\.\d+\.attn\.(bias|masked_bias)",
         optional_prefix="transformer.",
@@ -379,8 +370,10 @@ FAMILIES = {
             ffn__down="output.dense",
             ffn_norm="output.LayerNorm",
         ),
+        keys=BERT_KEYS,
         write=_write_bert,
-        read=_read_bert,
+        defaults=lambda config: {"norm_eps": 1e-12, "tie_embeddings": True},
+        read=_square_heads("hidden_size", "num_attention_heads"),
         conditions=_bert_conditions,
         no_parameters=r"bert\.embeddings\.position_ids|bert\.pooler\..*|cls\.seq_relationship\..*"
         r"|cls\.predictions\.decoder\.(weight|bias)",

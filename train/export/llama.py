@@ -193,9 +193,8 @@ def _config(
     return {
         "architectures": [family.architecture],
         "model_type": family.model_type,
-        "vocab_size": shape.vocab_size,
+        **{key: getattr(shape, field) for key, field in family.keys.items()},
         **family.write(shape, seq_len),
-        "tie_word_embeddings": shape.tie_embeddings,
         "torch_dtype": str(next(iter(state.values())).dtype).removeprefix("torch."),
         **special_ids(tokenizer),
     }

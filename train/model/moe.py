@@ -11,7 +11,6 @@ Zoph et al. 2022, arXiv 2202.08906 (router z-loss); Jiang et al. 2024, arXiv 240
 Shape suffixes: B rows, T positions, N = B · T tokens, D width, E experts, K experts of a token, M = N · K assignments.
 """
 
-import hashlib
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -24,6 +23,7 @@ from torch.distributed.tensor import DTensor
 
 from schemas.errors import ConfigError
 from train.model.attention import Attention, AttentionMask, compute_dtype
+from train.model.draw import normal_part
 from train.model.grouped_product import grouped_product
 from train.model.own import HiddenStates, OwnModel
 from train.model.shape import ModelShape, OwnShape, matrix_params_of_layer
@@ -297,13 +297,12 @@ class MixtureOfExperts(OwnModel):
             return super().initial_weight(name, size, seed) / math.sqrt(2 * self.shape.num_layers)
         if len(size) != 3:
             return super().initial_weight(name, size, seed)
-        # As in `train.model.transformer.initial_weight`, for all experts at once.
+        # As in `train.model.transformer.initial_deviation`, for all experts at once.
         deviation = math.sqrt(2 / (5 * self.shape.d_model))
         if name.endswith("down"):
             deviation /= math.sqrt(2 * self.shape.num_layers)
-        digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
-        generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
-        return torch.empty(size).normal_(0.0, deviation, generator=generator)
+        whole = [slice(0, length) for length in size]
+        return torch.from_numpy(normal_part((seed, name), size, whole, deviation, torch.get_num_threads()))
 
     def figures_of(self, sums: Sequence[float]) -> dict[str, float]:
         """Return the load of the busiest expert by layer (1 = all equal), dropped assignments, and both losses."""

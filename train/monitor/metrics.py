@@ -81,7 +81,9 @@ class StepMetrics(BaseModel):
     heldout_accuracy: float | None = None
     """Token accuracy of all held-out targets after the update, 0 to 1; None = not measured."""
     ema_heldout_loss: float | None = None
-    """The same loss of the moving average of the weights (`optim.ema`); None = not measured, or not finite."""
+    """Mean cross-entropy of all held-out targets by the moving average of the weights (`optim.ema`) [nats/token].
+
+    None = not measured, or not finite."""
     losses: dict[str, float] = {}
     """Mean cross-entropy of each source's targets [nats/token]; absent = it had none, or it is not finite."""
     source_tokens: dict[str, int] = {}

@@ -3,7 +3,7 @@
 The states of a group of parameters are brought to the device, updated, and brought back, group by group. The update
 stays on the device: every update rule then works unchanged, with the same bits. States in files are mapped. The files
 of the next group are read ahead; those of a group that was updated leave the memory of the process, and the operating
-system writes them behind. Source: Rajbhandari et al. 2021, arXiv 2104.07857, sections 5.1 and 6.2 (ZeRO-Infinity).
+system writes them later. Source: Rajbhandari et al. 2021, arXiv 2104.07857, sections 5.1 and 6.2 (ZeRO-Infinity).
 """
 
 import mmap

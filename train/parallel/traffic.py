@@ -73,12 +73,10 @@ def _of_activations(model: SplitModel, num_rows: int, width: int) -> Counter[str
     if tensor > 1:
         stream = (tensor - 1) / tensor * positions * shape.d_model * itemsize
         # Forward: an all-gather before attention and feed-forward, a reduce-scatter after each; backward: the reverse.
-        ends = sum(part.embedding is not None for part in model.parts) + sum(
-            part.norm is not None for part in model.parts
-        )
+        ends = sum(part.span.begins + part.span.ends for part in model.parts)
         sent["all_gather"] += math.ceil((layers * (6 if again else 4) + ends) * stream)
         sent["reduce_scatter"] += math.ceil((layers * (5 if again else 4) + ends) * stream)
-        if any(part.norm is not None for part in model.parts):
+        if any(part.span.ends for part in model.parts):
             sent["all_reduce"] += _ring(tensor, 12 * positions)  # largest logit, sum and logit of the target
         gains = [weight for name, weight in model.parameters.items() if name.endswith("norm.weight")]
         number = num_micro_batches(num_rows, layout, axes)

@@ -67,7 +67,7 @@ class RankLog:
         self._steps, self._seconds, self._data, self._blocked, self._memory = 0, 0.0, 0.0, 0.0, 0
 
     def begin_step(self) -> None:
-        """Note the CPU time of this thread at the begin of a step."""
+        """Note the CPU time of this thread at the start of a step."""
         self._busy_at = time.thread_time()
 
     def add(self, record: StepMetrics, last: bool, bytes_sent: Callable[[], dict[str, int]]) -> list[RankFigures]:
