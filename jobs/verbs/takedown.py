@@ -164,11 +164,11 @@ def _erase(run: Store, dry_run: bool) -> int:
     check_no_pending_takedown(run)
     with nullcontext() if dry_run else lock_checkpoints(run, "penstock takedown --erase-replaced"):
         found = find_replaced(run)
-        doomed = {own.checkpoint: own for checkpoints in found.values() for own in checkpoints}
-        size = sum(file.size for own in doomed.values() for file in own.files)
-        records = [] if dry_run or not doomed else erase_replaced(run, found)
-    print(f"{len(doomed):,} checkpoint(s), {size:,} bytes, {'would be' if dry_run else 'were'} erased")
-    print("".join(f"  {name}\n" for name in sorted(doomed)), end="")
+        chosen = {own.checkpoint: own for checkpoints in found.values() for own in checkpoints}
+        size = sum(file.size for own in chosen.values() for file in own.files)
+        records = [] if dry_run or not chosen else erase_replaced(run, found)
+    print(f"{len(chosen):,} checkpoint(s), {size:,} bytes, {'would be' if dry_run else 'were'} erased")
+    print("".join(f"  {name}\n" for name in sorted(chosen)), end="")
     for name in records:
         print(f"recorded in {run.uri}/{name}")
     print("not erased: exports of models, copies elsewhere, and what the storage keeps of deleted files")
