@@ -1,6 +1,6 @@
 """What each part of the modern recipe gives: pairs of small runs at equal training FLOPs on real text.
 
-    python -m bench.recipe RUN --results FILE rates     the best of some learning rates, for AdamW and for Muon
+    python -m bench.recipe RUN --results FILE rates     the best of some learning rates, for each size and optimizer
     python -m bench.recipe RUN --results FILE parts     each part added to the llama recipe, and removed from modern
     python -m bench.recipe RUN --results FILE sizes     llama against modern at three sizes
     python -m bench.recipe RUN --results FILE report    the differences, also written to the guide of the recipe
@@ -92,6 +92,9 @@ WITHOUT: Mapping[str, Changes] = {
 }
 """The settings that remove a part from the modern recipe. Muon itself is removed with the rate of AdamW."""
 RATES = (4e-3, 8e-3, 1.6e-2, 3.2e-2)
+RATED = ("llama", "llama +muon", "modern")
+"""The settings whose best rate is searched at the small size; all others have the rate of one of these. At the other
+sizes the rates of llama and of modern are searched."""
 
 
 @dataclass(frozen=True)
@@ -190,17 +193,25 @@ def train(run: Store, job: Job, ranks: Ranks) -> dict[str, Any]:
 def jobs_of(what: str, results: Sequence[Mapping[str, Any]], seeds: int) -> Iterator[Job]:
     """Yield the training runs of a command, all of a seed before those of the next."""
     if what == "rates":
-        yield from (Job("small", name, 0, rate) for rate in RATES for name in ("llama", "llama +muon", "modern"))
+        yield from (Job("small", name, 0, rate) for rate in RATES for name in RATED)
+        yield from (
+            Job(size, name, 0, rate) for size in list(SIZES)[1:] for rate in RATES for name in ("llama", "modern")
+        )
         return
-    rates = {name: best_rate(results, name) for name in ("llama", "llama +muon", "modern")}
+    if what == "sizes":
+        yield from (
+            Job(size, name, seed, best_rate(results, size, rate_name(name)))
+            for size in SIZES
+            for seed in range(seeds)
+            for name in ("llama", "modern", "modern +normuon")
+        )
+        return
+    rates = {name: best_rate(results, "small", name) for name in RATED}
     parts = [*(f"llama +{name}" for name in PARTS), *(f"llama +{name}" for name in DEFAULTS)]
     removed = [f"modern -{name}" for name in (*WITHOUT, "muon")] + ["modern +normuon"]
     for seed in range(seeds):
-        if what == "parts":
-            for name in ("llama", "modern", *parts, *removed):
-                yield Job("small", name, seed, rates[rate_name(name)])
-        else:
-            yield from (Job(size, name, seed, rates[name]) for size in SIZES for name in ("llama", "modern"))
+        for name in ("llama", "modern", *parts, *removed):
+            yield Job("small", name, seed, rates[rate_name(name)])
 
 
 def rate_name(name: str) -> str:
@@ -212,15 +223,14 @@ def rate_name(name: str) -> str:
     return "llama +muon" if name.endswith(("muon", "polar_express")) else "llama"
 
 
-def best_rate(results: Sequence[Mapping[str, Any]], name: str) -> float:
-    """Return the rate with the lowest mean loss among the runs of the command `rates`."""
-    losses: dict[float, list[float]] = {}
-    for line in results:
-        if line["size"] == "small" and line["name"] == name and line["seed"] == 0:
-            losses.setdefault(line["rate"], []).append(line["loss"])
+def best_rate(results: Sequence[Mapping[str, Any]], size: str, name: str) -> float:
+    """Return the rate with the lowest loss among the runs of the command `rates` at a size."""
+    losses = {
+        line["rate"]: line["loss"] for line in results if (line["size"], line["name"], line["seed"]) == (size, name, 0)
+    }
     if len(losses) < len(RATES):
-        raise SystemExit(f"{name}: expected runs at {len(RATES)} rates, got {len(losses)}. Run `rates` first.")
-    return min(losses, key=lambda rate: statistics.mean(losses[rate]))
+        raise SystemExit(f"{size} {name}: expected runs at {len(RATES)} rates, got {len(losses)}. Run `rates` first.")
+    return min(losses, key=losses.__getitem__)
 
 
 def read_results(path: Path) -> list[dict[str, Any]]:
@@ -235,7 +245,7 @@ def compare(results: Sequence[Mapping[str, Any]], size: str, base: str, name: st
     """
 
     def losses(of: str) -> dict[int, float]:
-        rate = best_rate(results, rate_name(of))
+        rate = best_rate(results, size, rate_name(of))
         own = [line for line in results if line["size"] == size and line["name"] == of and line["rate"] == rate]
         return {line["seed"]: line["loss"] for line in own}
 
@@ -253,11 +263,13 @@ def compare(results: Sequence[Mapping[str, Any]], size: str, base: str, name: st
 def report(results: Sequence[Mapping[str, Any]]) -> None:
     """Print the comparisons, and write them to PAGE and as docs/benchmarks/recipe.json."""
     figures: dict[str, float] = {
-        f"rate.{name}": best_rate(results, name) for name in ("llama", "llama +muon", "modern")
+        f"rate.{size}.{name}": best_rate(results, size, name)
+        for size, names in (("small", RATED), ("medium", RATED[::2]), ("large", RATED[::2]))
+        for name in names
     }
     pairs = [("small", "llama", f"llama +{part}") for part in (*PARTS, *DEFAULTS)]
     pairs += [("small", "modern", f"modern -{part}") for part in (*WITHOUT, "muon")]
-    pairs += [("small", "modern", "modern +normuon")]
+    pairs += [(size, "modern", "modern +normuon") for size in SIZES]
     pairs += [(size, "llama", "modern") for size in SIZES]
     table = ["| size | compared | loss [%] | 95 % interval | p | pairs |", "|---|---|---|---|---|---|"]
     for size, base, name in pairs:
