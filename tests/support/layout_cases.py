@@ -1,6 +1,7 @@
 """The layouts that tests compare with a plain loop: a part for every test run, and the rest."""
 
 from dataclasses import dataclass, field
+from tempfile import gettempdir
 from typing import Any
 
 import torch
@@ -75,6 +76,7 @@ BY_TORCHAO = {name: IN_FP8 | {"train": {"precision": "fp8", "fp8_scaling": name}
 IN_FP16 = {"train": {"precision": "fp16"}, "bars": (3e-4, 3e-3)}
 """Of fp16 against fp32: 4e-5 and 5e-4 were seen."""
 MASKED = {"objective": "mlm"}
+STATES_ON_DISK, WEIGHTS_ON_DISK = {"offload_dir": gettempdir()}, {"offload_weights_dir": gettempdir()}
 
 CASES = {
     "one rank": Case(1),
@@ -147,6 +149,8 @@ SLOW = {
     "recompute x tensor": Case(2, {"tensor": 2, "activation_checkpointing": "selective"}),
     "offload x tensor": Case(4, {"tensor": 2, "offload": True}),
     "offload parameters x tensor": Case(4, {"tensor": 2, "offload": "parameters"}),
+    "offload to a disk x tensor": Case(4, {"tensor": 2, "offload": "all"} | STATES_ON_DISK | WEIGHTS_ON_DISK),
+    "offload weights to a disk, uneven": Case(3, {"offload": "parameters"} | WEIGHTS_ON_DISK),
     "offload optimizer x pipeline, muon": Case(
         4, {"pipeline": 2, "micro_batch": 3, "offload": "optimizer"}, optim={"optimizer": "muon"}
     ),

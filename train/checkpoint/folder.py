@@ -268,7 +268,7 @@ def _flat(layout: Layout) -> dict[str, Any]:
     return {"ranks": layout.ranks, **layout.axes, **settings, **rest}
 
 
-NEWER_SETTINGS = {"offload_dir": None}
+NEWER_SETTINGS = {"offload_dir": None, "offload_weights_dir": None}
 """Settings of `[layout]` that version 0.1.0 does not have, with the values that mean what it does."""
 
 

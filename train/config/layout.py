@@ -78,7 +78,11 @@ class LayoutConfig(Section):
     arXiv 2104.07857 (ZeRO-Infinity)."""
     offload_dir: str | None = execution(None)
     """With offload = optimizer or all: folder on a disk in which optimizer states are kept, such as `/nvme`; None = the
-    host's memory. Each machine uses its own folder of this name. Weights stay in memory."""
+    host's memory. Each machine uses its own folder of this name."""
+    offload_weights_dir: str | None = execution(None)
+    """With offload = parameters or all: folder on a disk in which weights are kept, such as `/nvme`; None = the host's
+    memory. Gradients stay in memory. A rank reads its weights for every micro-batch, twice with data = zero3, and
+    writes them in every step. A parameter whose first dimension is not a multiple of the shards stays in memory."""
     compile: bool | Literal["auto"] = execution("auto")
     """Compile layers with torch.compile. auto: on a CUDA device, unless the schedule is zero_bubble or zbv,
     whose backward pass torch.compile cannot split."""
@@ -107,6 +111,10 @@ class LayoutConfig(Section):
             (
                 self.offload_dir is not None and not self.offloads_states,
                 f"offload_dir requires offload = optimizer or all, got {self.offload}",
+            ),
+            (
+                self.offload_weights_dir is not None and not self.offloads_parameters,
+                f"offload_weights_dir requires offload = parameters or all, got {self.offload}",
             ),
             (
                 not sharded and max(self.context, self.tensor, self.pipeline) > 1,
@@ -165,7 +173,7 @@ class LayoutConfig(Section):
 
     @property
     def offloads_parameters(self) -> bool:
-        """True if weights and gradients are in the host's memory."""
+        """True if gradients are in the host's memory, and weights there or on a disk."""
         return self.offload in ("parameters", "all")
 
     @property

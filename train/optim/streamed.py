@@ -6,9 +6,6 @@ of the next group are read ahead; those of a group that was updated leave the me
 system writes them later. Source: Rajbhandari et al. 2021, arXiv 2104.07857, sections 5.1 and 6.2 (ZeRO-Infinity).
 """
 
-import mmap
-import os
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -20,9 +17,9 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.overrides import TorchFunctionMode
 
-from schemas.errors import ConfigError
 from train.config.layout import LayoutConfig
 from train.config.optim import STREAMED_NUMBERS
+from train.optim.disk_tensor import DiskTensor
 from train.optim.optimizer import UpdateRule
 from train.optim.parameter import ShardedParameter, UpdateInputs, chunk_members, local_tensor
 
@@ -42,41 +39,13 @@ class StatePlace:
     """Folder of the files of states; None = the host's memory."""
 
 
-class MappedState:
-    """A file without a name that holds a tensor. The file ends with this process, however it ends."""
-
-    def __init__(self, folder: Path, shape: torch.Size, dtype: torch.dtype):
-        """Create a file of zeros in a folder. Raises ConfigError if the folder has no space or cannot be written."""
-        size = max(shape.numel() * dtype.itemsize, mmap.PAGESIZE)
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryFile(dir=folder) as file:
-                # Without its blocks a file grows during training, where a full disk would kill the process.
-                os.posix_fallocate(file.fileno(), 0, size)
-                self._map = mmap.mmap(file.fileno(), size)
-        except OSError as error:
-            raise ConfigError(
-                f"layout.offload_dir: expected a folder for {size} bytes of optimizer states, got {folder}: {error}. "
-                "Set layout.offload_dir to a folder on a disk with enough space."
-            ) from error
-        self.tensor = torch.frombuffer(self._map, dtype=dtype, count=shape.numel()).view(shape)
-
-    def read_ahead(self) -> None:
-        """Let the operating system read the file into its cache."""
-        self._map.madvise(mmap.MADV_WILLNEED)
-
-    def release(self) -> None:
-        """Remove the file's pages from the memory of this process; the operating system writes what has changed."""
-        self._map.madvise(mmap.MADV_DONTNEED)
-
-
 @dataclass
 class StreamedRule:
     """Update rules, one for each group of parameters, whose states lie in a `StatePlace`."""
 
     place: StatePlace
     rules: list[UpdateRule] = field(default_factory=list)
-    _files: list[list[MappedState]] = field(default_factory=list)
+    _files: list[list[DiskTensor]] = field(default_factory=list)
     """The files of the states of each rule."""
 
     @property
@@ -86,7 +55,7 @@ class StreamedRule:
 
     def add(self, rule: UpdateRule) -> None:
         """Add a rule whose states have no storage yet, and allocate them in their place."""
-        files: list[MappedState] = []
+        files: list[DiskTensor] = []
         for member in rule.members:
             for key, value in member.state.items():
                 # A state that has no number for each element is small, and stays on the device.
@@ -96,13 +65,13 @@ class StreamedRule:
         self.rules.append(rule)
         self._files.append(files)
 
-    def _zeros(self, parameter: Tensor, dtype: torch.dtype, files: list[MappedState]) -> Tensor:
+    def _zeros(self, parameter: Tensor, dtype: torch.dtype, files: list[DiskTensor]) -> Tensor:
         """Return zeros in the place of states, sharded like a parameter."""
         shape, place = local_tensor(parameter).shape, self.place
         if place.on_device:
             held = torch.zeros(shape, dtype=dtype, device=place.device)
         elif place.folder is not None and shape.numel():
-            files.append(MappedState(place.folder, shape, dtype))
+            files.append(DiskTensor(place.folder, shape, dtype, "layout.offload_dir"))
             held = files[-1].tensor
         else:
             held = torch.zeros(shape, dtype=dtype, pin_memory=place.device.type == "cuda")

@@ -5,7 +5,9 @@ optimizer that accepts DTensors works, and a checkpoint can read its states at a
 Rajbhandari et al. 2020, arXiv 1910.02054, section 5.1 (P_os).
 """
 
+import math
 from collections.abc import Collection, Iterable
+from pathlib import Path
 from typing import NamedTuple, cast
 
 import torch
@@ -17,6 +19,7 @@ from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 from schemas.errors import ContractError
 from train.config.layout import LayoutConfig
 from train.model.transformer import Transformer
+from train.optim.disk_tensor import DiskTensor
 from train.parallel.ranks import Mesh, all_gather_single
 
 GATHERED_BYTES = 64 << 20
@@ -134,7 +137,7 @@ def shard(
     if (number := NUMBER_FORMATS[precision]) is not None:
         # Inputs are not cast: the rotary table is passed in float32, and bf16 would round high positions.
         policy = MixedPrecisionPolicy(number, torch.float32, cast_forward_inputs=False)
-    pinned = torch.cuda.is_available()
+    pinned = torch.cuda.is_available() and layout.offload_weights_dir is None
     offload = CPUOffloadPolicy(pin_memory=pinned) if layout.offloads_parameters else OffloadPolicy()
     for module in (*model.blocks.values(), model):
         # The outermost part (embedding, last norm, output matrix) is needed again directly after the forward pass.
@@ -151,6 +154,30 @@ def shard(
         sharded.set_force_sum_reduction_for_comms(True)
         if mesh.states.size() > 1:  # on a single rank FSDP2 would divide by the factor, even by 1
             sharded.set_gradient_divide_factor(1.0)
+
+
+def allocate(model: nn.Module, layout: LayoutConfig, device: torch.device) -> list[DiskTensor]:
+    """Give the weights of a model their memory, without values, where `layout.offload` keeps them.
+
+    Returns the files of weights on a disk. Raises ConfigError if their folder has no space or cannot be written.
+    """
+    if layout.offload_weights_dir is None:
+        model.to_empty(device="cpu" if layout.offloads_parameters else device)
+        return []
+    folder, files = Path(layout.offload_weights_dir), list[DiskTensor]()
+
+    def allocated(tensor: Tensor) -> Tensor:
+        if isinstance(tensor, DTensor):
+            local, spec = tensor.to_local(), tensor._spec
+            shards = math.prod(spec.mesh.size(axis) for axis, place in enumerate(spec.placements) if place.is_shard())
+            # FSDP2 copies an uneven shard, with padding, to memory of its own.
+            if local.numel() and local.numel() * shards == tensor.numel():
+                files.append(DiskTensor(folder, local.shape, local.dtype, "layout.offload_weights_dir"))
+                return DTensor(files[-1].tensor, spec, requires_grad=False)  # type: ignore[no-untyped-call]
+        return torch.empty_like(tensor, device="cpu")
+
+    model._apply(allocated)  # type: ignore[no-untyped-call]
+    return files
 
 
 def sharded_modules(model: nn.Module) -> list[FSDPModule]:

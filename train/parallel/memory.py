@@ -488,7 +488,7 @@ class Memory:
     host: int
     """Bytes of tensors that are offloaded to the memory of the host."""
     disk: int = 0
-    """Bytes of optimizer states that are offloaded to a disk."""
+    """Bytes of weights and optimizer states that are offloaded to a disk."""
 
     @property
     def peak_moment(self) -> str:
@@ -524,11 +524,12 @@ def memory_of_rank(
 def offloaded(rank: RankMemory, settings: Settings, cuda: bool) -> Memory:
     """Return the memory of a rank without what is offloaded. A CPU has its weights in the host's memory anyway."""
     layout, moments = settings.layout, rank.moments()
-    names = {"weights", "gradients"} if layout.offloads_parameters and cuda else set()
     on_disk = {"states"} if layout.offload_dir else set()
-    names |= {"states"} if layout.offloads_states and (cuda or on_disk) else set()
+    on_disk |= {"weights"} if layout.offload_weights_dir else set()
+    names = on_disk | ({"weights", "gradients"} if layout.offloads_parameters and cuda else set())
+    names |= {"states"} if layout.offloads_states and cuda else set()
     host = max(sum(need.get(name, 0) for name in names - on_disk) for need in moments.values())
-    disk = max(need.get("states", 0) for need in moments.values()) if on_disk else 0
+    disk = max(sum(need.get(name, 0) for name in on_disk) for need in moments.values())
     kept = {name: {key: size for key, size in need.items() if key not in names} for name, need in moments.items()}
     if names and layout.offload != "all":
         # Of one group of parameters, what is elsewhere is on the device during its update.

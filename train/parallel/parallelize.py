@@ -23,9 +23,10 @@ from train.model.loss import HeadLoss, LossTally
 from train.model.own import OwnModel, build_any, first_value
 from train.model.shape import LOGIT_TILE, ModelShape, OwnShape, parameter_sizes
 from train.model.transformer import LayerSpan, Recompute, Transformer, enable_dropout
+from train.optim.disk_tensor import DiskTensor
 from train.optim.parameter import local_tensor, region_of
 from train.parallel.compression import Compressor, compress_ddp, compress_fsdp, method_of
-from train.parallel.data_parallel import NUMBER_FORMATS, ShardedStates, shard, sharded_modules
+from train.parallel.data_parallel import NUMBER_FORMATS, ShardedStates, allocate, shard, sharded_modules
 from train.parallel.experts import place_experts
 from train.parallel.layout import data_ranks, layers_of, num_micro_batches, rows_of, stages_of
 from train.parallel.memory import layers_to_recompute
@@ -58,6 +59,7 @@ class SplitModel:
         self.stages = stages_of(layout, self.mesh.place("pipeline")) if self.num_stages > 1 else [0]
         here = [layers_of(shape.num_layers, self.num_stages, stage) for stage in self.stages]
         modes = self._recompute([layer for layers in here for layer in layers], largest)
+        self._files: list[DiskTensor] = []
         self.parts = [self._part(layers, modes) for layers in here]
         self._num_sources = num_sources
         self._rows_at_once = min(layout.rows_at_once, -(-largest[1] // data_ranks(self.mesh.axes)))
@@ -121,7 +123,8 @@ class SplitModel:
         if self._sharded:
             placed = place_experts(model, self.mesh) if layout.expert_parallel else set()
             shard(model, self.mesh, layout, train.precision, placed)
-        return model.to_empty(device="cpu" if layout.offloads_parameters else self.ranks.device)
+        self._files += allocate(model, layout, self.ranks.device)
+        return model
 
     def _part_of_heads(self) -> int:
         """Return the index of this rank's heads among the ranks that share the heads of a layer."""
@@ -167,9 +170,15 @@ class SplitModel:
         yield
         if self._shares is not None:
             self._shares.gather()
+        self.release()
         if self.settings.train.fp8_scaling == "gather":
             for part in self.parts:
                 compute_scales(part)
+
+    def release(self) -> None:
+        """Remove the pages of weights on a disk from the memory of this process."""
+        for file in self._files:
+            file.release()
 
     @property
     def bytes_of_shares(self) -> int:

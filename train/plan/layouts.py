@@ -126,7 +126,7 @@ FREED: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("layout", ("compile",)),
     ("layout", ("micro_batch",)),
     ("layout", ("activation_checkpointing", "activation_budget")),
-    ("layout", ("offload", "offload_dir")),
+    ("layout", ("offload", "offload_dir", "offload_weights_dir")),
 )
 """(Section, settings) to compare with a search that chooses these settings; the advice names the first setting."""
 MIN_REPORTED_SHARE = 0.01

@@ -386,11 +386,12 @@ def check_settings_used(settings: Settings, dataset: Dataset) -> None:
     for name in ("initial_loss_scale", "loss_scale_steps"):
         if train.precision not in ("fp16", AUTO) and name in optim.model_fields_set:
             problems.append(f"optim.{name}: expected train.precision = fp16, got {train.precision}. Remove {name}.")
-    if settings.layout.offload_dir and settings.checkpoint.mode == "async":
-        problems.append(
-            "layout.offload_dir: expected checkpoint.mode = sync, got async, which copies the states to the host's "
-            'memory for each save. Set checkpoint.mode = "sync", or remove layout.offload_dir.'
-        )
+    for name in ("offload_dir", "offload_weights_dir"):
+        if getattr(settings.layout, name) and settings.checkpoint.mode == "async":
+            problems.append(
+                f"layout.{name}: expected checkpoint.mode = sync, got async, which copies the tensors to the host's "
+                f'memory for each save. Set checkpoint.mode = "sync", or remove layout.{name}.'
+            )
     if settings.layout.offload != "none" and optim.ema is not None:
         problems.append(
             f"layout.offload: expected none with optim.ema, whose averages are on the device, got "

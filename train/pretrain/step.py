@@ -183,6 +183,7 @@ class Learner:
         }
 
     def _release(self) -> None:
+        self.model.release()
         for rule in self._streamed:
             rule.release()
 

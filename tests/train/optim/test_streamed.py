@@ -1,5 +1,6 @@
 """Offloaded optimizer states: the same bits as in memory, a small peak of memory, and files that leave nothing."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -108,7 +109,7 @@ def test_a_folder_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
     place = StatePlace(CPU, folder=tmp_path / "file" / "folder")
     config = load_settings({}, [], "test").optim
-    with pytest.raises(ConfigError, match=r"layout\.offload_dir: expected a folder for .* bytes of optimizer states"):
+    with pytest.raises(ConfigError, match=r"layout\.offload_dir: expected a folder with space for .* more bytes"):
         make_optimizer(parameters_of(1, (4, 4)), config, lambda members, make: streamed(place, members, make))
 
 
@@ -137,11 +138,63 @@ def test_settings_choose_the_place(layout: dict, place: StatePlace | None) -> No
         ({"offload": True, "data": "zero1"}, "offload = all requires data = zero2 or zero3, got zero1"),
         ({"offload_dir": "/nvme"}, "offload_dir requires offload = optimizer or all, got none"),
         ({"offload": "parameters", "offload_dir": "/nvme"}, "offload_dir requires offload = optimizer or all"),
+        ({"offload": "optimizer", "offload_weights_dir": "/n"}, "offload_weights_dir requires offload = parameters or"),
     ],
 )
 def test_a_setting_that_would_be_ignored_is_refused(layout: dict, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         load_settings({"layout": layout}, [], "test")
+
+
+WEIGHTS = """
+import sys
+from pathlib import Path
+import torch
+from train.config.settings import Settings
+from train.data.rows import Rows
+from train.model.shape import ModelShape
+from train.parallel.parallelize import SplitModel
+from train.parallel.ranks import open_ranks
+
+def memory():
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return 1024 * int(next(line for line in lines if line.startswith("RssAnon")).split()[1])
+
+torch.set_num_threads(1)
+folder = {"offload_weights_dir": sys.argv[1]} if sys.argv[1:] else {}
+settings = Settings.model_validate({"layout": {"offload": "parameters", "micro_batch": 1} | folder})
+shape = ModelShape(
+    vocab_size=512, num_layers=16, d_model=512, num_heads=8, num_kv_heads=8, head_dim=64, d_ffw=1536,
+    tie_embeddings=True
+)
+ids = torch.ones(1, 64, dtype=torch.int64)
+rows = Rows(ids, ids.clone(), None, torch.zeros(1, dtype=torch.int64))
+with open_ranks() as ranks:
+    before = memory()
+    model = SplitModel(shape, settings, ranks, 1, (64, 1))
+    model.set_initial_weights(0)
+    model.measure(model.part_of(rows), 1)
+    model.release()
+    loss = model.measure(model.part_of(rows), 1).losses_S.item()
+    print(memory() - before, sum(value.nbytes for value in model.parameters.values()), loss)
+"""
+"""A program that prints the memory, above that before the model exists, after two forward passes; the bytes of the
+weights; and the loss. Pages of files do not count: the operating system takes them back when it needs memory."""
+
+
+@pytest.mark.dist
+def test_weights_on_a_disk_are_not_in_memory(tmp_path: Path) -> None:
+    # So that malloc gives the gathered weights of each layer back to the operating system.
+    env = os.environ | {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "0"}
+    (here, weights, loss), (away, on_disk, same) = (
+        map(float, subprocess.run([sys.executable, "-c", WEIGHTS, *words], env=env, **CAPTURED).stdout.split())
+        for words in ((), (str(tmp_path),))
+    )
+    assert (weights, loss) == (on_disk, same)
+    print(f"weights {weights / 2**20:.0f} MiB; in memory {here / 2**20:.0f}, on a disk {away / 2**20:.0f} MiB")
+    assert here > 0.9 * weights
+    assert away < 0.1 * weights
+    assert not [*tmp_path.iterdir()]
 
 
 @pytest.mark.dist
@@ -154,6 +207,9 @@ def test_a_run_with_states_on_a_disk_resumes_with_the_same_bits(tmp_path: Path) 
     assert_same_bits(run, plain)
     trained(cut_back(run, 3), 2, "layout.offload=all")  # the host computes updates, with states in the folder
     assert_same_bits(run, plain)
+    trained(cut_back(run, 3), 2, f"layout.offload_weights_dir={tmp_path / 'nvme'}")
+    assert_same_bits(run, plain)
+    assert not [*(tmp_path / "nvme").iterdir()]
     other = trained(cut_back(copied(plain, tmp_path / "other"), 3), 2, "layout.offload=parameters")
     assert_same_bits(other, plain)
     assert {name.partition(".")[0] for name in state_at(run, 6)} == {"model", "exp_avg", "exp_avg_sq"}

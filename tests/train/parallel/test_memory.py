@@ -148,6 +148,8 @@ def test_offloaded_states_lie_in_the_memory_of_the_host() -> None:
         ({"offload": "optimizer", "offload_dir": "/nvme"}, "cuda", 0, 8, {"weights", "gradients"}),
         ({"offload": "all", "offload_dir": "/nvme"}, "cuda", 8, 8, set()),
         ({"offload": "all", "offload_dir": "/nvme"}, "cpu", 0, 8, {"weights", "gradients"}),
+        ({"offload": "parameters", "offload_weights_dir": "/nvme"}, "cuda", 4, 4, {"states"}),
+        ({"offload": "all", "offload_dir": "/n", "offload_weights_dir": "/nvme"}, "cuda", 4, 12, set()),
         ({"offload": "optimizer"}, "cpu", 0, 0, {"weights", "gradients", "states"}),
     ],
 )

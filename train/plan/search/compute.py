@@ -235,6 +235,8 @@ class Compute:
         layout, declared = self.settings.layout, OPTIMIZERS[self.settings.optim.optimizer]
         states = 2 * declared.state.matrix * params  # read and written
         on_disk = states / self.device.disk_bandwidth if layout.offload_dir else 0.0
+        if layout.offload_weights_dir:
+            on_disk += 8 * params / self.device.disk_bandwidth  # read and written
         if layout.offload == "all":
             # The host updates in its memory; gradients come from the device, and weights go to it.
             return (size + 8 * params) / self.device.host_bandwidth + on_disk
@@ -242,8 +244,20 @@ class Compute:
             return on_device + states / self.device.host_bandwidth + on_disk
         if layout.offload == "parameters":
             # Gradients reach the host and come back with the weights, which return after the update.
-            return on_device + 16 * params / self.device.host_bandwidth
+            return on_device + 16 * params / self.device.host_bandwidth + on_disk
         return on_device
+
+    def to_device(self, params: float) -> float:
+        """Return the seconds in which the weights of `params` parameters reach the device, if they are offloaded."""
+        layout, device = self.settings.layout, self.device
+        if not layout.offloads_parameters or device.kind != "cuda":
+            return 0.0
+        return 4 * params * (1 / device.host_bandwidth + bool(layout.offload_weights_dir) / device.disk_bandwidth)
+
+    def to_host(self, params: float) -> float:
+        """Return the seconds in which the gradients of `params` parameters reach the host, if they are offloaded."""
+        offloaded = self.settings.layout.offloads_parameters and self.device.kind == "cuda"
+        return 4 * params / self.device.host_bandwidth if offloaded else 0.0
 
     def _matrix_flops(self, flops: Callable[[int, int], int]) -> int:
         """Return the FLOPs of one optimizer update of the matrices of all layers.

@@ -107,8 +107,8 @@ STEP_COMPONENTS = {
     "pages": "page faults of newly allocated memory, on a CPU",
     "tensor": "all-gathers and reduce-scatters of activations along the tensor axis",
     "context": "exchanges of heads or keys along the context axis",
-    "weights": "all-gathers of weights that do not overlap with computation",
-    "gradients": "reductions of gradients that do not overlap with computation",
+    "weights": "all-gathers of weights, and their copies from the host, that do not overlap with computation",
+    "gradients": "reductions of gradients, and their copies to the host, that do not overlap with computation",
     "sends": "activations sent between pipeline stages",
     "bubble": "ranks of a pipeline that wait for others",
     "update": "gradient norm, clipping and optimizer",
@@ -157,10 +157,14 @@ class StepCost:
         self._layer_params, self._outer_params = compute.params(split, self._layers, ends)
         self._shares = 1 if split.whole else self._states.size
         width = compute.width
-        self._gather = self._moved(self._states, width * self._layer_params, 4)
-        self._gather_outer = self._moved(self._states, width * self._outer_params, 4)
-        self._reduce = self._moved(self._states, 4 * self._layer_params, 3)
-        self._reduce_outer = self._moved(self._states, 4 * self._outer_params, 3)
+        self._gather, self._gather_outer = (
+            self._moved(self._states, width * params, 4) + compute.to_device(params / self._shares)
+            for params in (self._layer_params, self._outer_params)
+        )
+        self._reduce, self._reduce_outer = (
+            self._moved(self._states, 4 * params, 3) + compute.to_host(params / self._shares)
+            for params in (self._layer_params, self._outer_params)
+        )
         self.params = self._layers * self._layer_params + self._outer_params
         """Parameters of a rank before they are sharded."""
 
@@ -302,7 +306,7 @@ class StepCost:
             exposed = max(min(between, self._replicas.begin + self._replicas.hops), between - hides * backward)
             after = self._replicas.gather(4 * self.params) if self._split.data == "zero1" else 0.0
             return {"weights": after, "gradients": exposed + scalars if between else 0.0}
-        if self._states.size == 1 and self._replicas.size == 1:
+        if self._states.size == self._replicas.size == 1 and not self._gather_outer:
             return {"weights": 0.0, "gradients": 0.0}
         gathers, sums = self._layers * self._gather, self._layers * self._reduce
         if self._split.pipeline > 1:

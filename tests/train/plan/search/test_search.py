@@ -12,7 +12,7 @@ from schemas.errors import ConfigError
 from train.config.layout import LayoutConfig
 from train.config.settings import Settings
 from train.data.stages import StagePlan
-from train.model.shape import ModelShape, flops_per_token
+from train.model.shape import ModelShape, flops_per_token, num_parameters
 from train.parallel.devices import KNOWN_DEVICES, Cluster, Device, Link
 from train.parallel.layout import layout_problems
 from train.parallel.memory import memory_of_rank
@@ -112,6 +112,28 @@ def test_offloaded_updates_by_hand() -> None:
     assert seconds(offload="parameters") == pytest.approx(plain + 16_000 / 1e9)
     assert seconds(offload="all") == pytest.approx(48_000 / 1e9)
     assert seconds(offload="all", offload_dir="/nvme") == pytest.approx(48_000 / 1e9 + 16_000 / 1e8)
+    # A weight of four bytes is read and written.
+    weights = {"offload_weights_dir": "/nvme"}
+    assert seconds(offload="parameters", **weights) == pytest.approx(plain + 16_000 / 1e9 + 8_000 / 1e8)
+    assert seconds(offload="all", **weights) == pytest.approx(48_000 / 1e9 + 8_000 / 1e8)
+
+
+def test_offloaded_weights_cross_the_link_in_every_micro_batch() -> None:
+    """Two micro-batches of one rank: weights are read before the forward and the backward pass."""
+    slow = {"host_bandwidth": 1e3, "disk_bandwidth": 1e2, "overlap": 0.0}
+    cluster = Cluster(PLAIN.model_copy(update=slow), 1, 1)
+    params = num_parameters(SMALL)
+    outer = SMALL.vocab_size * SMALL.d_model * (1 if SMALL.tie_embeddings else 2) + SMALL.d_model
+
+    def seconds(**layout: Any) -> dict[str, float]:
+        return predict(SMALL, settings({"micro_batch": 4, "data": "zero3"} | layout), (128, 8), cluster).parts
+
+    reads = 2 * 4 * (2 * params - outer)  # what is not in a layer stays until the backward pass
+    for layout, of_reads in (({}, 1e-3), ({"offload_weights_dir": "/nvme"}, 1e-3 + 1e-2)):
+        found = seconds(offload="parameters", **layout)
+        assert found["weights"] == pytest.approx(reads * of_reads, rel=0.01)
+        assert found["gradients"] == pytest.approx(2 * 4 * params * 1e-3, rel=0.01)
+    assert seconds()["weights"] == seconds()["gradients"] == 0
 
 
 def test_bubble_by_hand() -> None:
