@@ -277,7 +277,7 @@ NAMES = sorted(path.stem for path in LOCKS.glob("*.txt"))
 
 
 def test_the_lock_files_are_those_that_are_used() -> None:
-    assert {"build", "dev", "fit", "fp8", "kenlm", "readers", "spark", "tools", "train"} == set(NAMES)
+    assert {"build", "dev", "fit", "fp8", "harness", "kenlm", "readers", "spark", "tools", "train"} == set(NAMES)
     used = "".join(
         (ROOT / name).read_text()
         for name in ("Makefile", ".ci/run", "docker/spark.Dockerfile", "docker/train.Dockerfile")
