@@ -191,7 +191,7 @@ def _tiny_seconds(ranks: Ranks, layers: int, layout: dict[str, Any]) -> float:
         d_ffw=16 * heads,
         tie_embeddings=False,
     )
-    model = SplitModel(shape, settings, ranks, 1, (length, ranks.world_size))
+    model = SplitModel(shape, settings, ranks, 1, [(length, ranks.world_size)])
     model.set_initial_weights(0)
     ids = torch.ones(1, length, dtype=torch.int64)
     if model.compressor is not None:

@@ -4,7 +4,7 @@ Rows may be split over ranks and micro-batches in any manner, also unevenly. Eac
 targets in the global batch. Gradients are summed over ranks, never averaged, so the split does not change the result.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
@@ -28,7 +28,7 @@ from train.optim.parameter import local_tensor, region_of
 from train.parallel.compression import Compressor, compress_ddp, compress_fsdp, method_of
 from train.parallel.data_parallel import NUMBER_FORMATS, ShardedStates, allocate, shard, sharded_modules
 from train.parallel.experts import place_experts
-from train.parallel.layout import data_ranks, layers_of, num_micro_batches, rows_of, stages_of
+from train.parallel.layout import data_ranks, layers_of, rows_of, stages_of
 from train.parallel.memory import layers_to_recompute
 from train.parallel.pipeline import Pipeline
 from train.parallel.ranks import Ranks, build_mesh, use_fixed_order
@@ -38,10 +38,12 @@ from train.parallel.tensor_context import apply_context_parallel, apply_tensor_p
 class SplitModel:
     """This rank's layers of a model that `[layout]` divides among ranks. The weights start uninitialized."""
 
-    def __init__(self, shape: ModelShape, settings: Settings, ranks: Ranks, num_sources: int, largest: tuple[int, int]):
+    def __init__(
+        self, shape: ModelShape, settings: Settings, ranks: Ranks, num_sources: int, batches: Sequence[tuple[int, int]]
+    ):
         """`num_sources`: number of sources whose losses are summed separately.
 
-        `largest`: (most positions of a row, most rows of a step).
+        `batches`: (positions of a row, rows of a step) of each training stage.
         """
         # A training plan has no automatic settings left; a caller that builds only a model may leave them to the
         # device.
@@ -58,11 +60,11 @@ class SplitModel:
         self.num_stages = self.mesh.axes["pipeline"] * layout.stages
         self.stages = stages_of(layout, self.mesh.place("pipeline")) if self.num_stages > 1 else [0]
         here = [layers_of(shape.num_layers, self.num_stages, stage) for stage in self.stages]
-        modes = self._recompute([layer for layers in here for layer in layers], largest)
+        modes = self._recompute([layer for layers in here for layer in layers], max(batches))
         self._files: list[DiskTensor] = []
         self.parts = [self._part(layers, modes) for layers in here]
         self._num_sources = num_sources
-        self._rows_at_once = min(layout.rows_at_once, -(-largest[1] // data_ranks(self.mesh.axes)))
+        self._rows_by_length = dict(sorted(batches))  # the most rows of each length
         self._pipeline = Pipeline(self.parts, self.stages, self.mesh, layout) if self.num_stages > 1 else None
         self.parameters = self._named_parameters()
         """This rank's parameters by name in the whole model; a copy of a tied embedding has the embedding's name."""
@@ -209,27 +211,36 @@ class SplitModel:
         All ranks get the same number of micro-batches. Missing rows are replaced by rows without targets.
         """
         # Each micro-batch runs collectives, so every rank needs the same number of them.
-        number = num_micro_batches(num_rows, self.settings.layout, self.mesh.axes)
-        most = -(-num_rows // data_ranks(self.mesh.axes))
-        # Compiled layers always get the same number of rows, in training and evaluation: another number would
-        # recompile them.
-        compiled = bool(self.settings.layout.compile)
-        size = self._rows_at_once if compiled else min(self.settings.layout.rows_at_once, most)
+        number, size = self._split(num_rows, rows.inputs_BT.shape[1])
         # A pipeline needs micro-batches of equal size; otherwise the last may be smaller.
-        equal = compiled or self._pipeline is not None
+        equal = bool(self.settings.layout.compile) or self._pipeline is not None
         if self.mesh.axes["context"] > 1:
             rows = context_part(rows, self.mesh.axes["context"], self.mesh.place("context"))
         rows = rows.padded(size * number if equal else size * (number - 1) + 1)
         return [rows.part(first, first + size).to(self.ranks.device) for first in range(0, size * number, size)]
 
-    def rows_of_step(self, num_rows: int) -> int:
-        """Return the number of rows, with padding, that this rank computes in a step of `num_rows` rows."""
-        number = num_micro_batches(num_rows, self.settings.layout, self.mesh.axes)
-        most = -(-num_rows // data_ranks(self.mesh.axes))
-        if self.settings.layout.compile:
-            return self._rows_at_once * number
-        size = min(self.settings.layout.rows_at_once, most)
-        return size * number if self._pipeline else max(len(self.rows_here(num_rows)), size * (number - 1) + 1)
+    def _split(self, num_rows: int, length: int) -> tuple[int, int]:
+        """Return the number of micro-batches of `num_rows` rows of `length` positions, and the rows of each.
+
+        The number in a training step is that of `num_micro_batches`.
+        """
+        groups, size = data_ranks(self.mesh.axes), self.settings.layout.rows_at_once
+        most = -(-num_rows // groups)
+        # Compiled layers always get the same number of rows of a length, in training and evaluation: another number
+        # would recompile them.
+        whole = self._rows_by_length.get(length, groups * size) if self.settings.layout.compile else num_rows
+        size = min(size, -(-whole // groups))
+        return -(-most // size), size
+
+    def rows_of_step(self, num_rows: int, length: int) -> int:
+        """Return the number of rows of `length` positions, with padding, that this rank computes in a step.
+
+        `num_rows`: rows of the step.
+        """
+        number, size = self._split(num_rows, length)
+        if self.settings.layout.compile or self._pipeline:
+            return size * number
+        return max(len(self.rows_here(num_rows)), size * (number - 1) + 1)
 
     def part_of(self, rows: Rows) -> list[Rows]:
         """Return this rank's rows as micro-batches. `rows`: all rows, the same on every rank."""

@@ -67,7 +67,7 @@ def _of_activations(model: SplitModel, num_rows: int, width: int) -> Counter[str
     layout, axes, shape = model.settings.layout, model.mesh.axes, model.shape
     sent, tensor, context = Counter[str](), axes["tensor"], axes["context"]
     itemsize = 4 if NUMBER_FORMATS[model.settings.train.precision] is None else 2
-    positions = model.rows_of_step(num_rows) * width // context
+    positions = model.rows_of_step(num_rows, width) * width // context
     layers = sum(len(part.layers) for part in model.parts)
     again = layout.activation_checkpointing == "full"
     if tensor > 1:
@@ -105,7 +105,7 @@ def _of_stages(model: SplitModel, num_rows: int, width: int) -> Counter[str]:
         {s: rank for rank in range(axes["pipeline"]) for s in stages_of(layout, rank)},
     )
     itemsize = 4 if NUMBER_FORMATS[model.settings.train.precision] is None else 2
-    positions = model.rows_of_step(num_rows) * width // (axes["context"] * axes["tensor"])
+    positions = model.rows_of_step(num_rows, width) * width // (axes["context"] * axes["tensor"])
     # An activation goes to the next stage, and a gradient to the stage before.
     neighbours = [other for stage in model.stages for other in (stage - 1, stage + 1) if other in owner]
     number = sum(owner[stage] != here for stage in neighbours)

@@ -110,9 +110,8 @@ class Learner:
 
     def __init__(self, plan: Plan, ranks: Ranks, num_sources: int):
         self.plan, self.settings, self._ranks = plan, plan.settings, ranks
-        longest = max(plan.stages, key=lambda stage: stage.seq_len)
-        largest = row_length(plan.settings.train, longest.seq_len), longest.global_batch
-        self.model = SplitModel(plan.shape, plan.settings, ranks, num_sources, largest)
+        batches = [(row_length(plan.settings.train, stage.seq_len), stage.global_batch) for stage in plan.stages]
+        self.model = SplitModel(plan.shape, plan.settings, ranks, num_sources, batches)
         updated = self.model.parameters_to_update()
         place = state_place(plan.settings.layout, ranks.device)
         group = {} if place is None else {"group": partial(streamed, place)}

@@ -46,7 +46,7 @@ def a_model(ranks: Ranks, layout: dict[str, Any], precision: str, rows: int = 8)
     settings = Settings.model_validate(
         {"layout": {"micro_batch": 3} | layout, "train": {"seq_len": LENGTH, "precision": precision}}
     )
-    model = SplitModel(WIDE, settings, ranks, 1, (LENGTH, rows))
+    model = SplitModel(WIDE, settings, ranks, 1, [(LENGTH, rows)])
     model.set_initial_weights(0)
     return model
 

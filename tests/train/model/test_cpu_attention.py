@@ -264,7 +264,7 @@ def _bytes(length: int) -> int:
 def losses_in_a_layout(ranks: Ranks, layout: dict[str, Any], objective: str) -> list[float]:
     """Return the sums of losses by source in two steps of plain gradient descent, on rows of several tiles."""
     settings = load_settings({"layout": layout, "train": {"objective": objective, "seq_len": 400}}, [], "test")
-    split = SplitModel(TINY, settings, ranks, 4, (400, 4))
+    split = SplitModel(TINY, settings, ranks, 4, [(400, 4)])
     split.set_initial_weights(0)
     ids = some_ids(4, 401)
     rows = Rows(ids[:, :-1].contiguous(), ids[:, 1:].contiguous(), ROWS[1][:4].contiguous(), torch.arange(4))

@@ -171,7 +171,7 @@ ids = torch.ones(1, 64, dtype=torch.int64)
 rows = Rows(ids, ids.clone(), None, torch.zeros(1, dtype=torch.int64))
 with open_ranks() as ranks:
     before = memory()
-    model = SplitModel(shape, settings, ranks, 1, (64, 1))
+    model = SplitModel(shape, settings, ranks, 1, [(64, 1)])
     model.set_initial_weights(0)
     model.measure(model.part_of(rows), 1)
     model.release()

@@ -33,7 +33,7 @@ LAYOUTS = {
 
 def differing(ranks, case: Case, rule: int) -> list[str]:
     """Return the parameters whose initial values differ from those of the whole tensor."""
-    model = SplitModel(case.of_shape(), load_settings(case.settings(), [], "test"), ranks, 1, (32, 8))
+    model = SplitModel(case.of_shape(), load_settings(case.settings(), [], "test"), ranks, 1, [(32, 8)])
     model.set_initial_weights(7, rule)
     wrong = []
     for name, parameter in model.parameters.items():

@@ -310,7 +310,7 @@ def peak_of_two_steps(ranks: Any, model: ModelShape, raw: dict[str, Any], global
     from train.parallel.parallelize import SplitModel
 
     settings = settings_of(raw)
-    split = SplitModel(model, settings, ranks, 2, (WIDTH, global_batch))
+    split = SplitModel(model, settings, ranks, 2, [(WIDTH, global_batch)])
     split.set_initial_weights(0)
     optimizer = make_optimizer(split.parameters_to_update(), settings.optim)
     ids = torch.ones(len(split.rows_here(global_batch)), WIDTH, dtype=torch.int64)
