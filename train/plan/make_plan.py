@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
 from pkgutil import resolve_name
-from typing import Any
+from typing import Any, NamedTuple
 
 from schemas.errors import ConfigError
 from schemas.origin import ModelOrigin
@@ -40,7 +40,7 @@ from train.plan import rules
 from train.plan.advice import advice, costly_padding, unread_copies, unusual_proportions
 from train.plan.figures import MAX_WARMUP, DatasetOffer, figures_of_plan, memory_needed
 from train.plan.origin import open_origin, sizing_of
-from train.plan.plan import Plan, check_windows
+from train.plan.plan import Plan, check_parametrization, check_windows
 from train.plan.target import check_size_reached, read_own_law, target_of, tokens_of_shape
 
 
@@ -50,7 +50,8 @@ def make_plan(run: Store, dataset: Dataset, settings: Settings) -> Plan:
     Raises ConfigError if settings contradict each other, or if the dataset is too small for them.
     """
     _check_documents(dataset)
-    settings, origin, sized_by, vocab_size = _resolved(dataset, settings)
+    settings, sized_by, weights = _resolved(dataset, settings)
+    vocab_size = weights.shape.vocab_size if weights else dataset.tokenizer.vocab_size
     sizing, train, optim = sized_by.plan, settings.train, settings.optim
     for seq_len in stage_lengths(train):
         row_length(train, seq_len)  # fails early if a row has more spans than sentinels
@@ -59,7 +60,7 @@ def make_plan(run: Store, dataset: Dataset, settings: Settings) -> Plan:
     counts = stage_counts(streams, train, copies := dataset.copies)
     offer = _offered((dataset, vocab_size), streams, counts[0], sized_by, packing)
     target = offer.target
-    shape = sized_shape(target.params, vocab_size, sized_by)
+    shape = weights.shape if weights else sized_shape(target.params, vocab_size, sized_by)
     check_size_reached(target, sizing, shape)
     _check_positions(shape, train)
     _check_frozen(shape, train)
@@ -91,7 +92,7 @@ def make_plan(run: Store, dataset: Dataset, settings: Settings) -> Plan:
         flops_per_token=flops_per_token(shape, row_length(train, stages[0].seq_len)),
         settings=settings,
         initial_weights=rule_of_weights(run),
-        origin=origin,
+        origin=weights.origin if weights else None,
         figures=[],
     )
     figures = figures_of_plan(dataset, sized, offer, body_flops * total)
@@ -123,10 +124,18 @@ def rate_of_rule(sizing: PlanConfig, compute: float) -> float:
     return own.rate
 
 
-def _resolved(dataset: Dataset, settings: Settings) -> tuple[Settings, ModelOrigin | None, Settings, int]:
+class _Weights(NamedTuple):
+    """The weights that a run begins from."""
+
+    origin: ModelOrigin
+    shape: ModelShape
+    """The shape of the model that begins from them, which is its shape in every respect."""
+
+
+def _resolved(dataset: Dataset, settings: Settings) -> tuple[Settings, Settings, _Weights | None]:
     """Return the settings with the values of their law file and recipe, and how the model is sized.
 
-    That is the weights to begin from, the settings with their shape, and the number of rows of the embedding. Raises
+    That is the settings with the shape of the weights to begin from, and these weights; None = random weights. Raises
     ConfigError if settings do not fit.
     """
     settings = settings.model_copy(update={"plan": read_own_law(settings.plan)}).with_pack_chunks(PACK_CHUNKS)
@@ -134,17 +143,18 @@ def _resolved(dataset: Dataset, settings: Settings) -> tuple[Settings, ModelOrig
     if not settings.train.init_from:
         resolved = resolve_recipe(settings)
         check_windows(resolved)
-        return resolved, None, resolved, dataset.tokenizer.vocab_size
+        return resolved, resolved, None
     if settings.plan.model:
         raise ConfigError(
             f"train.init_from: expected a transformer of Penstock, got plan.model = {settings.plan.model}. Remove one "
             "of the two settings."
         )
-    origin, shape = open_origin(settings.train.init_from, dataset)
+    weights = _Weights(*open_origin(settings.train.init_from, dataset))
     # The shape is that of the weights, so a recipe only sets the optimizer.
-    sized_by = resolve_recipe(settings.model_copy(update={"plan": sizing_of(shape, settings.plan)}))
+    sized_by = resolve_recipe(settings.model_copy(update={"plan": sizing_of(weights.shape, settings.plan)}))
     check_windows(sized_by)
-    return settings.model_copy(update={"optim": sized_by.optim}), origin, sized_by, shape.vocab_size
+    check_parametrization(sized_by)
+    return settings.model_copy(update={"optim": sized_by.optim}), sized_by, weights
 
 
 def _offered(

@@ -7,7 +7,6 @@ own, which are initialized as in a new model.
 
 import hashlib
 import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -146,7 +145,8 @@ def _pieces(data: bytes, is_json: bool, where: str = "tokenizer") -> dict[int, s
 
 def sizing_of(shape: ModelShape, sizing: PlanConfig) -> PlanConfig:
     """Return `[plan]` with the shape of the weights. Raises ConfigError if a setting contradicts the shape."""
-    own: Mapping[str, Any] = {name: getattr(shape, name) for name in ModelShape.model_fields}  # defaults too
+    own: dict[str, Any] = {name: getattr(shape, name) for name in ModelShape.model_fields}  # defaults too
+    own |= _parametrization(shape, sizing)
     given = sizing.model_dump(mode="json", exclude_unset=True)
     wrong = [
         f"plan.{name} = {json.dumps(value)} in place of {json.dumps(own[name])}"
@@ -162,6 +162,15 @@ def sizing_of(shape: ModelShape, sizing: PlanConfig) -> PlanConfig:
     fields = {name: value for name, value in own.items() if name in PlanConfig.model_fields}
     unused = {name for name in ROTARY_FIELDS if own[name] == PlanConfig.model_fields[name].default}
     return PlanConfig.model_validate(given | {name: value for name, value in fields.items() if name not in unused})
+
+
+def _parametrization(shape: ModelShape, sizing: PlanConfig) -> dict[str, Any]:
+    """Return the settings of muP that a shape has. At the base width, it has those that `sizing` sets."""
+    base = round(shape.d_model / shape.width_multiplier)
+    at_base = (sizing.parametrization, sizing.mup_base_width) == ("mup", base)
+    if shape.width_multiplier == 1 and not at_base:
+        return {"parametrization": "standard"}
+    return {"parametrization": "mup", "mup_base_width": base}
 
 
 ROTARY_FIELDS = ("rope_theta", "rope_scaling", "rope_factor", "rope_original")

@@ -397,14 +397,20 @@ def check_settings_used(settings: Settings, dataset: Dataset) -> None:
             f"layout.offload: expected none with optim.ema, whose averages are on the device, got "
             f"{settings.layout.offload}. Remove layout.offload or optim.ema."
         )
-    if settings.plan.parametrization == "mup" and OPTIMIZERS[optim.optimizer].width_power is None:
-        known = " or ".join(name for name, row in OPTIMIZERS.items() if row.width_power is not None)
-        problems.append(
-            f"plan.parametrization = mup: expected optim.optimizer = {known}, whose rates by width are known, got "
-            f"{optim.optimizer}. Change optim.optimizer, or remove plan.parametrization."
-        )
     if problems:
         raise ConfigError("\n".join(problems))
+    check_parametrization(settings)
+
+
+def check_parametrization(settings: Settings) -> None:
+    """Check that the optimizer's rates by width are known with muP. Raises ConfigError if they are not."""
+    optimizer = settings.optim.optimizer
+    if settings.plan.parametrization == "mup" and OPTIMIZERS[optimizer].width_power is None:
+        known = " or ".join(name for name, row in OPTIMIZERS.items() if row.width_power is not None)
+        raise ConfigError(
+            f"plan.parametrization = mup: expected optim.optimizer = {known}, whose rates by width are known, got "
+            f"{optimizer}. Change optim.optimizer, or use a model of the standard parametrization."
+        )
 
 
 def check_windows(settings: Settings) -> None:

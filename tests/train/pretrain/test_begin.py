@@ -33,6 +33,7 @@ from train.checkpoint.folder import list_checkpoints, shape_of
 from train.checkpoint.initial import read_origin
 from train.export.llama import export_checkpoint, export_llama
 from train.model.transformer import initial_weight
+from train.monitor.metrics import last_metrics
 from train.parallel.devices import RunDevices
 from train.parallel.ranks import open_ranks
 from train.plan.layouts import plan_for_devices
@@ -119,6 +120,55 @@ def test_a_recipe_sets_the_optimizer_and_not_the_shape_of_the_weights(old: Path,
     plan = plan_of(run)
     assert plan.shape == shape_of(list_checkpoints(Store(str(old)))[-1])
     assert (plan.settings.optim.optimizer, plan.settings.optim.muon_coefficients) == ("muon", "polar_express")
+
+
+MUP = {"parametrization": "mup", "mup_base_width": 24, "qk_norm": False}
+RATE = {"learning_rate": 0.01}
+
+
+@pytest.fixture(scope="module")
+def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run with muP, twice as wide as its base, that measures its held-out loss at the end."""
+    sections = SHORT | {"plan": MUP, "optim": RATE, "train": {"steps": 4, "eval_every": 4}}
+    return trained(make_run(tmp_path_factory.mktemp("wide") / "run", sections), 1)
+
+
+@pytest.mark.parametrize("plan", [{}, {"parametrization": "mup", "mup_base_width": 24}])
+def test_a_run_that_begins_from_a_run_with_mup_has_its_factors(wide: Path, tmp_path: Path, plan: dict) -> None:
+    # A rate so low that the model stays that of the old run: its held-out loss is the same.
+    rate = {"learning_rate": 1e-12}
+    run = new_run(tmp_path / "run", wide, plan=plan, optim=rate, train={"steps": 1, "eval_every": 1})
+    shape = plan_of(run).shape
+    assert shape == shape_of(list_checkpoints(Store(str(wide)))[-1])
+    assert (shape.width_multiplier, shape.query_scale) == (2.0, pytest.approx(0.5**0.5))
+    losses = [last_metrics(Store(str(path)), step).heldout_loss for path, step in ((wide, 4), (trained(run, 1), 1))]
+    assert losses[1] == pytest.approx(losses[0], rel=1e-6)
+
+
+def test_settings_that_do_not_fit_weights_with_mup_are_refused(wide: Path, old: Path, tmp_path: Path) -> None:
+    for number, (source, sections, message) in enumerate(
+        [
+            (
+                wide,
+                {"plan": {"parametrization": "mup", "mup_base_width": 16}},
+                "got plan.mup_base_width = 16 in place of 24",
+            ),
+            (
+                wide,
+                {"plan": {"parametrization": "standard"}},
+                'got plan.parametrization = "standard" in place of "mup"',
+            ),
+            (old, {"plan": {"parametrization": "mup"}}, 'got plan.parametrization = "mup" in place of "standard"'),
+            (wide, {"optim": RATE | {"optimizer": "lamb"}}, "whose rates by width are known, got lamb"),
+            (
+                wide,
+                {"optim": {"learning_rate": None}},
+                "expected a learning rate that was found at the base width 24, got no law",
+            ),
+        ]
+    ):
+        with pytest.raises(ConfigError, match=message):
+            plan_of(new_run(tmp_path / str(number), source, **sections))
 
 
 def test_weights_that_changed_since_the_plan_are_refused(old: Path, tmp_path: Path) -> None:
