@@ -198,7 +198,9 @@ def _check_documents(dataset: Dataset) -> None:
 
 def _check_positions(shape: ModelShape, train: TrainConfig) -> None:
     """Raise ConfigError if a row of the run has more positions than a model with learned positions."""
-    longest = max(row_length(train, seq_len) for seq_len in stage_lengths(train))
+    # Held-out rows have the length of train.seq_len in every stage.
+    lengths = [*stage_lengths(train), *([train.seq_len] if train.eval_every else [])]
+    longest = max(row_length(train, seq_len) for seq_len in lengths)
     if shape.positions == "learned" and longest > shape.max_positions:
         raise ConfigError(
             f"train.seq_len: expected rows of at most plan.max_positions = {shape.max_positions} tokens, got {longest}."

@@ -19,7 +19,7 @@ from train.checkpoint.folder import METADATA_NAME, CheckpointMetadata, list_chec
 from train.config.plan import PlanConfig
 from train.export.families import shape_of_config
 from train.export.model_folder import CONFIG, check_file, read_json, weight_files
-from train.model.shape import ModelShape
+from train.model.shape import ModelShape, OwnShape
 
 MAX_SHOWN = 3
 TOKENIZERS = ("tokenizer.json", "tokenizer.model")
@@ -57,6 +57,11 @@ def _open_checkpoint(run: Store, checkpoint: CheckpointMetadata, dataset: Datase
             "run (tokenizer.model)."
         )
     shape = shape_of(checkpoint)
+    if isinstance(shape, OwnShape):
+        raise ConfigError(
+            f"train.init_from: expected weights of the transformer of Penstock, got {run.uri}, a run with plan.model = "
+            f"{shape.model}. Name another run, or remove train.init_from."
+        )
     origin = ModelOrigin(
         path=run.uri,
         format=CHECKPOINT,

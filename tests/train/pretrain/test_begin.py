@@ -171,6 +171,28 @@ def test_settings_that_do_not_fit_weights_with_mup_are_refused(wide: Path, old: 
             plan_of(new_run(tmp_path / str(number), source, **sections))
 
 
+def test_weights_of_another_model_than_the_transformer_are_refused(tmp_path: Path) -> None:
+    moe = {"plan": {"model": "moe", "model_options": {"experts": 2}}, "train": {"steps": 1, "eval_every": 0}}
+    experts = trained(make_run(tmp_path / "experts", moe), 1)
+    with pytest.raises(
+        ConfigError, match=r"expected weights of the transformer .* plan\.model = train\.model\.moe:build"
+    ):
+        plan_of(new_run(tmp_path / "run", experts))
+
+
+def test_learned_positions_are_enough_for_held_out_rows(tmp_path: Path) -> None:
+    """They have train.seq_len tokens, however short the rows of all stages are."""
+    plan = {"positions": "learned", "max_positions": 16, "qk_norm": False}
+    train = {"steps": 2, "seq_len": 32, "stages": [{"seq_len": 16}]}
+    for eval_every in (0, 1):
+        run = make_run(tmp_path / str(eval_every), SHORT | {"plan": plan, "train": train | {"eval_every": eval_every}})
+        if not eval_every:
+            assert plan_of(run).stages[0].seq_len == 16
+            continue
+        with pytest.raises(ConfigError, match=r"at most plan\.max_positions = 16 tokens, got 32"):
+            plan_of(run)
+
+
 def test_weights_that_changed_since_the_plan_are_refused(old: Path, tmp_path: Path) -> None:
     source = copied(old, tmp_path / "old")
     run = new_run(tmp_path / "run", source)
