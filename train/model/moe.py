@@ -81,6 +81,26 @@ def options_of(shape: OwnShape) -> MoeOptions:
     return options
 
 
+UNUSED = ("bias", "norm", "norm_position", "num_token_types", "head_transform")
+"""Fields of a shape that the model does not have, or not in all of its parts; they must have their defaults."""
+
+
+def _check_shape(shape: OwnShape) -> None:
+    """Raise ConfigError if a shape has parts that the model lacks."""
+    wrong = [
+        f"plan.{name} = {str(value).lower()}"
+        for name in UNUSED
+        if (value := getattr(shape, name)) != ModelShape.model_fields[name].default
+    ]
+    wrong += [f"plan.activation = {shape.activation}"] if shape.activation not in ("swiglu", "gelu") else []
+    wrong += ["plan.positions = learned"] if shape.positions == "learned" else []
+    if wrong:
+        raise ConfigError(
+            f"plan.model = moe: expected rotary or relative positions, rmsnorm before each half of a layer, swiglu or "
+            f"gelu, and no biases, got {', '.join(wrong)}. Remove these settings."
+        )
+
+
 class _Dispatch(torch.autograd.Function):
     """The rows of tokens in the order of their experts: an index, whose gradient is a sum in a fixed order."""
 
@@ -251,6 +271,7 @@ class MixtureOfExperts(OwnModel):
 
     def __init__(self, shape: OwnShape, causal: bool):
         super().__init__(shape, causal)
+        _check_shape(shape)
         self.options = options_of(shape)
         self.num_experts = self.options.experts
         self.num_figures = (shape.num_layers - self.options.dense_layers) * (self.num_experts + len(FIGURES))

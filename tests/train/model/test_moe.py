@@ -124,3 +124,20 @@ def test_wrong_options_are_named(options: dict[str, Any], message: str) -> None:
     values = SHAPE.model_dump() | {"model": "train.model.moe:build", "max_positions": LENGTH, "options": options}
     with pytest.raises(ConfigError, match=message):
         build(OwnShape.model_validate(values), True)
+
+
+@pytest.mark.parametrize(
+    ("changes", "got"),
+    [
+        ({"activation": "relu2"}, r"plan\.activation = relu2"),
+        ({"activation": "gelu_tanh"}, r"plan\.activation = gelu_tanh"),
+        ({"norm": "layernorm", "bias": True}, r"plan\.bias = true, plan\.norm = layernorm"),
+        ({"norm_position": "post"}, r"plan\.norm_position = post"),
+        ({"positions": "learned"}, r"plan\.positions = learned"),
+        ({"num_token_types": 2, "head_transform": True}, r"plan\.num_token_types = 2, plan\.head_transform = true"),
+    ],
+)
+def test_parts_that_the_mixture_lacks_are_refused(changes: dict[str, Any], got: str) -> None:
+    values = SHAPE.model_dump() | {"model": "train.model.moe:build", "max_positions": LENGTH} | changes
+    with pytest.raises(ConfigError, match=f"plan.model = moe: expected .* got {got}"):
+        build(OwnShape.model_validate(values), True)
