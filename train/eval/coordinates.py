@@ -85,6 +85,7 @@ def _activations(model: Transformer, ids: Tensor) -> dict[str, Tensor]:
     places: dict[str, nn.Module | None] = {"embedding": model.embedding}
     for number, block in enumerate(model.layers):
         places |= {f"attention {number}": block.attention, f"feed-forward {number}": block.ffn}
+    places["head"] = None if model.transform is None else model.transform.dense
     seen: dict[str, Tensor] = {}
 
     def keep(name: str) -> Any:
@@ -96,7 +97,7 @@ def _activations(model: Transformer, ids: Tensor) -> dict[str, Tensor]:
     finally:
         for hook in hooks:
             hook.remove()
-    return {name: seen[name] for name in (*places, "logits")}
+    return {name: seen[name] for name in (*places, "logits") if name in seen}
 
 
 def growth(measured: Sequence[Coordinates], place: str) -> float:

@@ -40,6 +40,8 @@ LATER_FIELDS = (
 LLAMA_TURNS = (1.0, 4.0)
 """With rope_scaling = llama3, a frequency with at most the first number of turns over the original length is divided by
 the factor; one with at least the second number of turns is unchanged."""
+HIDDEN_NAMES = ("blocks.", "transform.")
+"""Beginnings of the names of the matrices both of whose sides grow with the width, which muP scales by it."""
 MAX_LAYERS = 160
 TIED_SHARE = 0.2
 LOGIT_TILE = 128

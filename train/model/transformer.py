@@ -48,7 +48,7 @@ from train.model.dropout import (
 from train.model.flash_attention import uses_flash_attention
 from train.model.grouped_product import GROUPED_PRODUCT
 from train.model.loss import HeadLoss, capped
-from train.model.shape import ModelShape
+from train.model.shape import HIDDEN_NAMES, ModelShape
 
 Recompute = Literal["none", "full", "selective"]
 MaskFunction = Callable[[int, RowDocuments | None, torch.device, int | None], AttentionMask]
@@ -466,14 +466,14 @@ def initial_deviation(name: str, size: torch.Size, shape: ModelShape) -> float |
 
     Gains are 1, but for token embeddings in residual mixing 0; biases are 0. Matrices are normal with deviation
     sqrt(2 / 5D). Matrices that write into the residual stream are divided by sqrt(2 * layers). With muP, matrices
-    outside the layers have the deviation of the base width.
+    with a row for each id, position or kind have the deviation of the base width.
     Sources: Nguyen 2019, 1910.05895, 2.2 (small init); Radford 2019 (GPT-2), 2.3; Yang 2022, 2203.03466, table 8.
     """
     if name.endswith(("bias", "mix_first.weight")):
         return Constant(0.0)
     if len(size) == 1:
         return Constant(1.0)
-    width = shape.d_model if name.startswith("blocks.") else shape.d_model / shape.width_multiplier
+    width = shape.d_model if name.startswith(HIDDEN_NAMES) else shape.d_model / shape.width_multiplier
     deviation = math.sqrt(2 / (5 * width))
     if name.endswith(("attention.out.weight", "ffn.down.weight")):
         deviation /= math.sqrt(2 * shape.num_layers)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from schemas.errors import ContractError
 from train.config.optim import OPTIMIZERS, DeclaredOptimizer, OptimConfig
+from train.model.shape import HIDDEN_NAMES
 from train.optim.average import allocate_averages, update_averages
 from train.optim.parameter import Gradients, ShardedParameter, UpdateInputs, local_tensor, region_of
 
@@ -79,9 +80,9 @@ def make_optimizer(
             member.weight_decay = config.weight_decay
     config = config.for_device(next((member.parameter.device.type for member in members), "cpu"))
     declared = OPTIMIZERS[config.optimizer]
-    for member in members:
-        if member.is_matrix and member.name.startswith(LAYERS_PREFIX):
-            member.rate_multiplier = width_multiplier ** -(declared.width_power or 0.0)
+    for member in (m for m in members if m.is_matrix and m.name.startswith(HIDDEN_NAMES)):
+        updated_by = declared if member.name.startswith(LAYERS_PREFIX) else declared.of_others
+        member.rate_multiplier = width_multiplier ** -(updated_by.width_power or 0.0)
     if declared.others is None:
         return _with_averages(Optimizer([group(members, partial(_update_rule, declared, config))], config.ema))
     of_layers = [m for m in members if m.name.startswith(LAYERS_PREFIX) and (m.is_matrix or m.is_stack)]

@@ -52,6 +52,7 @@ def test_a_wider_shape_has_its_scales(changes: dict, base_head: int) -> None:
         ("head.weight", 1.0),
         ("blocks.0.attention.query.weight", 0.25),
         ("blocks.1.ffn.up.weight", 0.25),
+        ("transform.dense.weight", 0.25),
     ],
 )
 def test_initial_deviations(name: str, expected: float) -> None:
@@ -108,6 +109,25 @@ def test_muon_has_half_the_power() -> None:
         assert norm.item() == pytest.approx(factor * moved[1][name].item(), rel=1e-3), name
 
 
+BERT = {
+    **{"norm": "layernorm", "norm_position": "post", "positions": "learned", "max_positions": 64, "bias": True},
+    **{"activation": "gelu", "head_transform": True, "num_token_types": 2},
+}
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_the_matrix_of_the_head_of_bert_has_the_rate_of_a_hidden_matrix(optimizer: str) -> None:
+    """AdamW updates it with either optimizer, so its rate falls with the width, not with the root of it."""
+    parameters = dict(model_of(shape_of(4 * BASE, **BERT)).named_parameters())
+    settings = load_settings({"optim": {"optimizer": optimizer}}, [], "test")
+    made = make_optimizer(parameters, settings.optim, width_multiplier=4.0)
+    rates = {member.name: member.rate_multiplier for member in made.members}
+    by_id = ("embedding.weight", "head.weight", "extra.positions.weight", "extra.types.weight")
+    assert {name: rates[name] for name in by_id} == dict.fromkeys(by_id, 1.0)
+    assert (rates["transform.dense.weight"], rates["transform.dense.bias"]) == (0.25, 1.0)
+    assert rates["blocks.0.ffn.up.weight"] == (0.25 if optimizer == "adamw" else 0.5)
+
+
 def test_optimizers_without_known_rates_are_declared() -> None:
     assert {name for name, row in OPTIMIZERS.items() if row.width_power is not None} >= {"adamw", "muon"}
     assert OPTIMIZERS["lamb"].width_power is None
@@ -125,8 +145,12 @@ def test_settings_without_effect_are_refused(plan: dict, message: str) -> None:
         load_settings({"plan": plan}, [], "test")
 
 
-def checked(parametrization: str, optimizer: str) -> list[Coordinates]:
-    plan = {"parametrization": parametrization} | ({"mup_base_width": BASE} if parametrization == "mup" else {})
+def checked(parametrization: str, optimizer: str, changes: dict | None = None) -> list[Coordinates]:
+    plan = (
+        {"parametrization": parametrization}
+        | (changes or {})
+        | ({"mup_base_width": BASE} if parametrization == "mup" else {})
+    )
     settings = load_settings({"plan": plan, "optim": {"optimizer": optimizer}}, [], "test")
     return check_coordinates(settings, 256, BASE)
 
@@ -141,3 +165,10 @@ def test_coordinates_with_and_without_mup(optimizer: str) -> None:
     assert with_mup[0].moved == without[0].moved  # the base width
     assert "activations move alike at all widths" in describe_check(with_mup, "mup")[-1]
     assert "a learning rate is right for one width only" in describe_check(without, "standard")[-1]
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_coordinates_with_the_head_of_bert(optimizer: str) -> None:
+    with_mup, without = checked("mup", optimizer, BERT), checked("standard", optimizer, BERT)
+    assert growth(with_mup, "head") < 1.1
+    assert growth(without, "head") > 1.2
