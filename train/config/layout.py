@@ -84,8 +84,8 @@ class LayoutConfig(Section):
     memory. Gradients stay in memory. A rank reads its weights for every micro-batch, twice with data = zero3, and
     writes them in every step. A parameter whose first dimension is not a multiple of the shards stays in memory."""
     compile: bool | Literal["auto"] = execution("auto")
-    """Compile layers with torch.compile. auto: on a CUDA device, unless the schedule is zero_bubble or zbv,
-    whose backward pass torch.compile cannot split."""
+    """Compile layers with torch.compile. auto: on a CUDA device, unless the schedule is zero_bubble or zbv, whose
+    backward pass torch.compile cannot split, and not with expert_parallel, whose sizes change with each batch."""
     chunk_tokens: int | None = execution(None, ge=1)
     """Number of tokens whose logits are in memory at once; None = 1024 on a CPU, where they fit the caches (saves 1 to
     10 % of the loss's time, measured at 4,096 to 128,000 ids), and 8192 on a GPU (on an H200 with 50,304 ids, a
@@ -166,7 +166,7 @@ class LayoutConfig(Section):
         """Return a copy for a device type ("cpu", "cuda"), with values for `compile = auto` and for `micro_batch`."""
         changes: dict[str, Any] = {}
         if self.compile == "auto":
-            changes["compile"] = kind == "cuda" and self.schedule not in SPLIT_BACKWARD
+            changes["compile"] = kind == "cuda" and self.schedule not in SPLIT_BACKWARD and not self.expert_parallel
         if self.micro_batch is None:
             changes["micro_batch"] = MICRO_BATCH
         return self.model_copy(update=changes) if changes else self

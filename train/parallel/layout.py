@@ -241,7 +241,7 @@ def _own_model_problems(shape: OwnShape, settings: Settings, world_size: int) ->
     if layout.compile is True:
         yield (
             "layout.compile: expected false with layout.expert_parallel, got true: the number of tokens that a rank "
-            "receives changes with each batch. Remove layout.compile."
+            "receives changes with each batch. Set layout.compile = false."
         )
 
 

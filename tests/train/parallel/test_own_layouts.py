@@ -220,6 +220,12 @@ def test_what_is_not_possible_is_refused_with_the_reason(settings: dict[str, Any
         check_layout(shape_of(**DROPS), load_settings(settings, [], "test"), number, [WIDTH], BATCH)
 
 
+def test_a_gpu_does_not_compile_layers_whose_experts_are_divided() -> None:
+    settings = load_settings({"layout": {"expert_parallel": True}}, [], "test").for_device("cuda")
+    assert settings.layout.compile is False
+    check_layout(shape_of(**DROPS), settings, 2, [WIDTH], BATCH)
+
+
 def test_experts_are_not_divided_without_experts_or_over_replicas() -> None:
     settings = load_settings({"layout": {"expert_parallel": True}}, [], "test")
     with pytest.raises(ConfigError, match=r"layout\.expert_parallel: expected plan\.model = moe, got the transformer"):
