@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from schemas.errors import ConfigError
 from train.config.layout import AXES, SPLIT_BACKWARD, LayoutConfig
 from train.config.settings import Settings
+from train.config.train import TrainConfig
 from train.model.freeze import frozen_names
 from train.model.shape import ModelShape, OwnShape, parameter_sizes
 
@@ -108,6 +109,8 @@ def layout_problems(
     elif layout.expert_parallel:
         yield "layout.expert_parallel: expected plan.model = moe, got the transformer, which has no experts. Remove it."
     yield from _head_problems(shape, layout)
+    if problem := recomputation_problem(layout, settings.train):
+        yield problem
     yield from _frozen_problems(shape, settings)
     if settings.train.fp8_scaling == "gather" and layout.data not in ("zero2", "zero3"):
         yield (
@@ -147,6 +150,19 @@ def layout_problems(
             batches = {global_batch, *(stage.global_batch or global_batch for stage in settings.train.stages)}
             for batch in sorted(batches):
                 yield from _schedule_problems(layout, axes_of(layout, world_size), batch)
+
+
+def recomputation_problem(layout: LayoutConfig, train: TrainConfig) -> str | None:
+    """Return an error text if compiled layers cannot recompute the attention of a tensor axis, else None."""
+    whole = layout.activation_checkpointing in ("full", "budget")
+    if not (layout.compile is True and layout.tensor > 1 and train.attention_dropout and whole):
+        return None
+    # torch 2.13 fails as it saves the mesh of the tensor axis for the backward pass.
+    return (
+        f"layout.activation_checkpointing: expected none or selective for compiled layers with layout.tensor = "
+        f"{layout.tensor} and train.attention_dropout, got {layout.activation_checkpointing}, which torch cannot "
+        'compile. Set layout.activation_checkpointing = "selective", or layout.compile = false.'
+    )
 
 
 def _frozen_problems(shape: ModelShape, settings: Settings) -> Iterator[str]:

@@ -13,6 +13,7 @@ from train.parallel.layout import (
     chunks_in_flight,
     data_ranks,
     layers_of,
+    layout_problems,
     num_micro_batches,
     rows_of,
     stages_of,
@@ -128,6 +129,29 @@ def test_what_goes_in_is_accepted(layout: dict[str, Any], world_size: int) -> No
 def test_what_does_not_go_in_is_named(layout: dict[str, Any], world_size: int, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         check(world_size, **layout)
+
+
+@pytest.mark.parametrize("mode", ["full", "budget"])
+@pytest.mark.parametrize(
+    ("layout", "train"),
+    [
+        ({"tensor": 2, "compile": True}, {"attention_dropout": 0.1}),
+        ({"tensor": 2}, {"attention_dropout": 0.1}),
+        ({"compile": True}, {"attention_dropout": 0.1}),
+        ({"tensor": 2, "compile": True}, {"dropout": 0.1}),
+    ],
+)
+def test_recomputation_that_torch_does_not_compile_is_refused(
+    mode: str, layout: dict[str, Any], train: dict[str, Any]
+) -> None:
+    """Only a recomputed attention with dropout, in compiled layers of a tensor axis; on a GPU they are compiled."""
+    budget = {"activation_budget": 9} if mode == "budget" else {}
+    settings = Settings.model_validate({"layout": layout | budget | {"activation_checkpointing": mode}, "train": train})
+    for kind in ("cpu", "cuda"):
+        problems = [*layout_problems(shape(), settings.for_device(kind), 2, [64], 64)]
+        refused = "tensor" in layout and "attention_dropout" in train and (kind == "cuda" or "compile" in layout)
+        assert len(problems) == refused
+        assert all(f"got {mode}, which torch cannot compile" in problem for problem in problems)
 
 
 def test_relative_positions_stay_whole() -> None:

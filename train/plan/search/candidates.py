@@ -16,7 +16,7 @@ from train.config.layout import SPLIT_BACKWARD, LayoutConfig
 from train.config.settings import AUTO, Settings
 from train.model.shape import ModelShape
 from train.parallel.devices import Cluster
-from train.parallel.layout import layout_problems
+from train.parallel.layout import layout_problems, recomputation_problem
 
 # A split of a run over ranks: its axes, its description, and its settings.
 
@@ -83,6 +83,7 @@ SCHEDULES = (("1f1b", 1), ("interleaved", 2), ("interleaved", 4), ("zero_bubble"
 RECOMPUTE_MODES = ("none", "selective", "full")
 CONTRADICTION, DIVISION = "settings contradict", "does not divide"
 ROWS, TURNS = "fewer sequences than groups of ranks", "micro-batches do not go into the pipeline"
+UNCOMPILED = "torch does not compile the recomputation"
 
 
 class Batch(NamedTuple):
@@ -223,15 +224,18 @@ class LayoutSpace:
         problems = list(layout_problems(self.shape, settings, math.prod(split.axes.values()), lengths, rows))
         return (DIVISION, problems[0]) if problems else None
 
-    def problem(self, split: LayoutSplit, size: int, mode: str) -> str | None:
-        """Return why a split cannot use this micro-batch size and recomputation mode; None if it can."""
+    def problem(self, split: LayoutSplit, size: int, mode: str) -> tuple[str, str] | None:
+        """Return (kind of problem, example) if a split cannot use this micro-batch size and recomputation mode."""
+        train = self.settings.train
+        if train.attention_dropout and (problem := recomputation_problem(self.layout(split, size, mode), train)):
+            return UNCOMPILED, problem
         if split.pipeline == 1:
             return None
         groups = split.replicate * split.shard
         for batch in self.batches:
             number = -(-batch.rows // groups // size)  # as train.parallel.layout.num_micro_batches counts
             if problem := self.number_problem(split.data, split.pipeline, split.schedule, split.stages, number, mode):
-                return problem
+                return TURNS, problem
         return None
 
     def _number_problem(

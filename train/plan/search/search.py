@@ -17,7 +17,7 @@ from train.data.stages import StagePlan, row_length
 from train.model.shape import ModelShape, flops_per_token
 from train.parallel.devices import Cluster, number_format_of
 from train.parallel.memory import Memory, RankMemory, memory_of_rank
-from train.plan.search.candidates import TURNS, Batch, LayoutSpace, LayoutSplit, describe_split, layout_overrides
+from train.plan.search.candidates import Batch, LayoutSpace, LayoutSplit, describe_split, layout_overrides
 from train.plan.search.compute import Compute
 from train.plan.search.cost import STEP_COMPONENTS, ClusterRings, StepCost
 
@@ -272,7 +272,7 @@ class _Search:
             for size in sizes:
                 for mode in self.space.modes:
                     if problem := self.space.problem(split, size, mode):
-                        self.space.refusals.add(TURNS, 1, partial(_unturned, split, size, problem))
+                        self.space.refusals.add(problem[0], 1, partial(_unturned, split, size, problem[1]))
                         continue
                     seconds = sum(
                         batch.steps * sum(cost.parts(-(-batch.rows // groups), size, mode).values())

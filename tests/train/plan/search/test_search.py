@@ -310,6 +310,14 @@ def test_stages_of_a_run_are_weighed_by_their_steps() -> None:
     assert both.memory.peak == other.memory.peak > one.memory.peak
 
 
+def test_recomputation_that_a_run_would_refuse_is_not_offered() -> None:
+    chosen = settings({"tensor": 2, "compile": True}, attention_dropout=0.1)
+    found = search(SMALL, chosen, (128, 16), Cluster(PLAIN, 4, 2), top=50)
+    count, example = found.refused["torch does not compile the recomputation"]
+    assert count > 1
+    assert "train.attention_dropout, got full" in example
+
+
 def test_a_layout_that_does_not_go_in_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"expected axes that work on 4 plain, 1 node.s. of 4, got fewer sequences"):
         predict(SMALL, settings({"data": "ddp"}), (128, 2), Cluster(PLAIN, 4, 1))
