@@ -37,7 +37,9 @@ from train.checkpoint.folder import (
     shape_of,
 )
 from train.checkpoint.reader import CheckpointReader, read_plan_file
+from train.model.freeze import frozen_names
 from train.model.own import build_any
+from train.model.shape import ModelShape, parameter_sizes
 from train.model.transformer import Transformer
 from train.parallel.ranks import Ranks
 
@@ -269,9 +271,23 @@ def read_model(run: Store, checkpoint: CheckpointMetadata, device: torch.device,
             "optim.ema. Train with --set optim.ema=0.999, or remove --weights."
         )
     causal = setting_of(checkpoint, "train.objective") != "mlm"
-    model = build_any(shape_of(checkpoint), None, causal).to_empty(device=device)
-    read_state(run, checkpoint, {f"{weights}.{name}": parameter.data for name, parameter in model.named_parameters()})
+    shape = shape_of(checkpoint)
+    model = build_any(shape, None, causal).to_empty(device=device)
+    own = _names_without_average(checkpoint, shape) if weights == AVERAGED else set()
+    read_state(
+        run,
+        checkpoint,
+        {f"{'model' if name in own else weights}.{name}": p.data for name, p in model.named_parameters()},
+    )
     return model
+
+
+def _names_without_average(checkpoint: CheckpointMetadata, shape: ModelShape) -> set[str]:
+    """Return the names of the frozen parameters, whose average is the parameter itself."""
+    patterns = checkpoint.identity.settings.get("train.freeze", [])
+    if not isinstance(patterns, list) or not all(isinstance(pattern, str) for pattern in patterns):
+        raise damaged(checkpoint, "a list of patterns in train.freeze")
+    return frozen_names(parameter_sizes(shape), patterns)
 
 
 def default_device() -> torch.device:

@@ -5,9 +5,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from schemas.errors import ConfigError
+from schemas.errors import ConfigError, ContractError
 from schemas.storage import Store
 from tests.support import tiny_runs
+from train.checkpoint.state import read_model
 from train.config.settings import load_settings
 from train.eval.evaluate import evaluate
 from train.eval.generate import TextSampler
@@ -66,6 +67,23 @@ def test_averages_change_no_weights(averaged: Path, tmp_path: Path) -> None:
     assert "optim.ema" not in note.identity.settings
     with pytest.raises(ConfigError, match="expected a checkpoint with averaged weights, got"):
         TextSampler(run, None, "ema").continue_text("bebu", 3)
+
+
+def test_the_average_of_a_frozen_parameter_is_the_parameter(tmp_path: Path) -> None:
+    freeze = {"train": CHANGES["train"] | {"freeze": ["blocks.0", "embedding"]}, "checkpoint": {"every": STEPS}}
+    run = tiny_runs.trained(tiny_runs.make_run(tmp_path / "run", CHANGES | freeze), 1)
+    store, note = Store(str(run)), tiny_runs.notes(run)[-1]
+    state, device = tiny_runs.state_at(run, STEPS), torch.device("cpu")
+    averaged = dict(read_model(store, note, device, "ema").named_parameters())
+    frozen = {name for name in averaged if name.startswith(("blocks.0.", "embedding."))}
+    assert 0 < len(frozen) < len(averaged)
+    for name, value in averaged.items():
+        assert torch.equal(value, state[f"model.{name}" if name in frozen else f"ema.{name}"]), name
+    damaged = note.model_copy(
+        update={"identity": note.identity.model_copy(update={"settings": note.identity.settings | {"train.freeze": 1}})}
+    )
+    with pytest.raises(ContractError, match=r"expected a list of patterns in train\.freeze"):
+        read_model(store, damaged, device, "ema")
 
 
 @pytest.mark.parametrize("layout", ["layout.data=zero1", "layout.tensor=2", "layout.pipeline=2"])
