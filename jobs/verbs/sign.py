@@ -9,7 +9,7 @@ from schemas.text import printable
 from schemas.tokens import open_dataset
 from schemas.versions import open_run, open_run_to_read
 from train.checkpoint.folder import CheckpointMetadata, list_checkpoints
-from train.export.signature import sign_files, signature_name, signed_files, verify_signature
+from train.export.signature import sign_files, signature_name, signed_files, verify_checkpoint
 
 GROUP = "join"
 VERBS = {
@@ -17,7 +17,7 @@ VERBS = {
     "The key is never stored.",
 }
 DIFFERENT = 1
-"""Exit code if a signed file is missing or has other bytes."""
+"""Exit code if a signed file is missing or has other bytes, or a file of the checkpoint is not signed."""
 
 
 def add_sign_arguments(parser: argparse.ArgumentParser) -> None:
@@ -30,7 +30,7 @@ def add_sign_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def sign_command(arguments: argparse.Namespace) -> int:
-    """Sign, or verify; return 1 if a signed file is missing or has other bytes."""
+    """Sign, or verify; return DIFFERENT if the files are not those that were signed."""
     wanted, unused = ("public_key", "key") if arguments.verify else ("key", "public_key")
     if getattr(arguments, wanted) is None or getattr(arguments, unused) is not None:
         form = "--verify with --public-key" if arguments.verify else "--key, or --verify with --public-key"
@@ -39,7 +39,7 @@ def sign_command(arguments: argparse.Namespace) -> int:
     checkpoint = _checkpoint(run, arguments.step)
     name = signature_name(checkpoint.step)
     if arguments.verify:
-        return _verify(run, name, arguments.public_key)
+        return _verify(run, checkpoint, arguments.public_key)
     dataset = open_dataset(run)
     files = signed_files(run, checkpoint, dataset)
     run.write_atomic(name, sign_files(files, f"{dataset.digest[:12]}-step-{checkpoint.step}", arguments.key))
@@ -59,10 +59,11 @@ def _checkpoint(run: Store, step: int | None) -> CheckpointMetadata:
     return chosen
 
 
-def _verify(run: Store, name: str, public_key: str) -> int:
+def _verify(run: Store, checkpoint: CheckpointMetadata, public_key: str) -> int:
+    name = signature_name(checkpoint.step)
     if not run.exists(name):
         raise ContractError(f"{run.uri}: expected the signature {name}, got none. Sign it with `penstock sign --key`.")
-    found = verify_signature(run, name, public_key)
+    found = verify_checkpoint(run, checkpoint, public_key)
     print(f"{run.uri}/{name}: the signature is valid and names {len(found.files):,} files")
     for problem in found.problems:
         print(f"  {printable(problem)}")

@@ -15,10 +15,11 @@ from typing import Any
 
 from schemas.errors import ConfigError, ContractError, reading
 from schemas.ids import canonical_json
-from schemas.manifest import MANIFEST_NAME
+from schemas.manifest import MANIFEST_NAME, read_run
 from schemas.paths import is_below
 from schemas.storage import Store
 from schemas.tokens import Dataset
+from schemas.versions import DATASET
 from train.checkpoint.folder import METADATA_NAME, CheckpointMetadata
 from train.dataset_history import digests_at_same_positions
 
@@ -40,7 +41,7 @@ class VerifiedSignature:
     files: Mapping[str, str]
     """SHA-256 of each signed file, by its path in the run folder."""
     problems: tuple[str, ...]
-    """Each file that is missing or has other bytes, in words."""
+    """Each file that is missing, has other bytes or was not signed, in words."""
 
 
 def signature_name(step: int) -> str:
@@ -63,15 +64,24 @@ def signed_files(run: Store, checkpoint: CheckpointMetadata, dataset: Dataset) -
         raise ContractError(
             f"sign: expected the dataset in the run folder, got {dataset.folder.uri}. Sign the run that wrote it."
         )
-    names = {f"{checkpoint.name}/{name}": file.sha256 for name, file in checkpoint.files.items()}
+    names = _state_files(checkpoint)
     found = {name: run.sha256(name) for name in names}
     if wrong := sorted(name for name, sha256 in names.items() if found[name] != sha256):
         raise ContractError(
             f"{run.uri}/{wrong[0]}: expected SHA-256 {names[wrong[0]]}, as in {METADATA_NAME}, got "
             f"{found[wrong[0]]}. Sign another checkpoint with --step."
         )
-    more = (f"{checkpoint.name}/{METADATA_NAME}", f"{folder}/{MANIFEST_NAME}")
-    return found | {name: run.sha256(name) for name in more}
+    return found | {name: run.sha256(name) for name in _described_by(checkpoint, folder)}
+
+
+def _state_files(checkpoint: CheckpointMetadata) -> dict[str, str]:
+    """Return the SHA-256 of the files of a checkpoint as its metadata states, by path in the run."""
+    return {f"{checkpoint.name}/{name}": file.sha256 for name, file in checkpoint.files.items()}
+
+
+def _described_by(checkpoint: CheckpointMetadata, folder: str) -> tuple[str, str]:
+    """Return the paths of the metadata of a checkpoint and of the manifest of its dataset; `folder`: of the dataset."""
+    return f"{checkpoint.name}/{METADATA_NAME}", f"{folder}/{MANIFEST_NAME}"
 
 
 def sign_files(files: Mapping[str, str], name: str, key_path: str) -> bytes:
@@ -89,6 +99,19 @@ def sign_files(files: Mapping[str, str], name: str, key_path: str) -> bytes:
     }
     material = {"publicKey": {"hint": _hint(key.public_key())}, "tlogEntries": []}
     return canonical_json({"mediaType": BUNDLE_TYPE, "verificationMaterial": material, "dsseEnvelope": envelope})
+
+
+def verify_checkpoint(run: Store, checkpoint: CheckpointMetadata, key_path: str) -> VerifiedSignature:
+    """Return what the signature of a checkpoint signed, as `verify_signature` does.
+
+    A file of this checkpoint, or the manifest of the run's dataset, that was not signed is one of the problems: a file
+    of signatures may be that of another checkpoint under a new name.
+    """
+    found = verify_signature(run, signature_name(checkpoint.step), key_path)
+    version = read_run(run).tables.get(DATASET)
+    expected = {*_state_files(checkpoint), *_described_by(checkpoint, f"{DATASET}/{version}")}
+    unsigned = [f"{name}: not signed" for name in sorted(expected - found.files.keys())]
+    return VerifiedSignature(found.files, (*found.problems, *unsigned))
 
 
 def verify_signature(run: Store, name: str, key_path: str) -> VerifiedSignature:

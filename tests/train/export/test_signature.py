@@ -78,6 +78,21 @@ def test_an_earlier_checkpoint_is_signed_by_its_step(signed: Store, keys: tuple[
     assert Path(signed.root, "signatures/step-000002.sig").exists()
 
 
+def test_a_signature_of_another_checkpoint_or_dataset_is_none(
+    signed: Store, keys: tuple[str, str], capsys: Printed
+) -> None:
+    """A renamed file of signatures is valid, and all files that it names are there."""
+    folder = Path(signed.root, "signatures")
+    verify = ["sign", signed.uri, "--verify", "--public-key", keys[1]]
+    shutil.copy(folder / "step-000004.sig", folder / "step-000002.sig")
+    assert main([*verify, "--step", "2"]) == 1
+    assert "  train/checkpoints/step-000002/checkpoint.json: not signed" in capsys.readouterr().out
+    tables = read_run(signed).tables | {"tokens": "v-ffffffffffff"}
+    write_run(signed, read_run(signed).model_copy(update={"tables": tables}))
+    assert main(verify) == 1
+    assert "  tokens/v-ffffffffffff/manifest.json: not signed" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("name", ["tokens/v-0000000071a9/manifest.json", "train/checkpoints/step-000004/.metadata"])
 @pytest.mark.parametrize("is_deleted", [False, True])
 def test_a_changed_file_is_found(
