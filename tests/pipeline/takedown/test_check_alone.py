@@ -147,6 +147,60 @@ def test_a_proof_that_is_left_out_is_missed(taken: Path, tmp_path: Path) -> None
     assert "proofs after: they are for other documents" in run_script(run).stdout
 
 
+def proofs_of(folder: Path, when: str) -> tuple[Path, list[dict[str, Any]]]:
+    (path,) = (folder / "takedowns").glob(f"*/proofs-{when}.jsonl")
+    return path, [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def forge(folder: Path, root: str, change: Callable[[dict[str, Any]], dict[str, Any]], when: str) -> None:
+    """State another root after a takedown, with proofs against it that are made of those of a version."""
+    (certificate,) = (folder / "takedowns").glob("*.json")
+    reseal(certificate, lambda value: value["membership"].update(after=root))
+    path, _ = proofs_of(folder, "after")
+    path.write_text("".join(json.dumps(change(own)) + "\n" for own in proofs_of(folder, when)[1]))
+
+
+def test_forged_proofs_of_absence_are_none(taken: Path, tmp_path: Path) -> None:
+    """The documents are still in the dataset with the root before, and the empty tree is not that of the dataset."""
+    before = certificates(taken)[0].membership
+    assert before is not None
+    for number, spelled in enumerate(("{}", " {}", "{} ")):
+
+        def changed(own: dict[str, Any], spelled: str = spelled) -> dict[str, Any]:
+            return own | {"leaf": [spelled.format(own["leaf"][0].upper()), *own["leaf"][1:]]}
+
+        folder = Path(shutil.copytree(taken, tmp_path / str(number) / "run"))
+        forge(folder, before.before, changed, "before")
+        done = run_script(folder)
+        assert (done.returncode, done.stdout) == (1, "")
+        assert done.stderr == "not checked: ValueError('wrong hex digits')\n"
+    folder = Path(shutil.copytree(taken, tmp_path / "empty" / "run"))
+    forge(folder, "0" * 64, lambda own: own | {"leaf": None, "path": []}, "after")
+    done = run_script(folder)
+    assert done.returncode == 1
+    assert "proofs after: the root is not that in the manifest of the dataset" in done.stdout
+
+
+def test_a_certificate_without_its_tables_is_none(taken: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(taken, tmp_path / "run"))
+    (certificate,) = (folder / "takedowns").glob("*.json")
+    reseal(certificate, lambda value: value.update(tables={}, membership=None))
+    done = run_script(folder)
+    assert done.returncode == 1
+    assert done.stdout.startswith("tokens: no version without the documents, though they had tokens\n")
+    assert "which the takedown left as it was" in done.stdout
+
+
+def test_no_text_of_a_certificate_reaches_the_terminal_as_a_command(taken: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(taken, tmp_path / "run"))
+    (certificate,) = (folder / "takedowns").glob("*.json")
+    edit(certificate, lambda value: value.update(seal="\x1b[2J\u202e\neverything that was checked agrees"))
+    done = run_script(folder)
+    assert done.returncode == 1
+    assert done.stdout.replace("\n", "").isprintable()
+    assert "\neverything" not in done.stdout
+
+
 @pytest.mark.parametrize("content", ["", "[]", "3", "{}", '{"seal": 1}', "[" * 100_000])
 def test_another_file_is_refused_in_one_line(taken: Path, tmp_path: Path, content: str) -> None:
     run = shutil.copytree(taken, tmp_path / "run")
