@@ -56,6 +56,8 @@ class Family:
     """Function of config.json to pairs (our model does not support it, text of the key and its value)."""
     no_parameters: str = r"(?!)"
     """Pattern of names in files that are no parameters of the model, such as buffers."""
+    copies: Mapping[str, str] = field(default_factory=dict)
+    """Names of tensors in files that are copies of parameters, and these parameters."""
     optional_prefix: str = ""
     """Beginning of names that some files leave out."""
     objectives: tuple[str, ...] = ("causal", "span")
@@ -105,6 +107,12 @@ def places_of(family: Family, names: Iterator[str]) -> dict[str, StoredPlace]:
     return placed
 
 
+def copies_in(family: Family, shape: ModelShape) -> dict[str, str]:
+    """Return the names of tensors that are copies of parameters in a model of this shape, and these parameters."""
+    head, embedding = (f"{place.name}.weight" for place in (family.head, family.outside["embedding"]))
+    return {**family.copies, **({head: embedding} if shape.tie_embeddings else {})}
+
+
 def name_there(family: Family, name: str) -> str | None:
     """Return the name of a parameter in a file as the table has it; None if it is no parameter of the model."""
     if family.optional_prefix and not name.startswith((family.optional_prefix, family.head.name)):
@@ -127,6 +135,7 @@ def shape_of_config(config: Config, where: str) -> tuple[Family, ModelShape]:
     try:
         known = config.get("model_type") in FAMILIES
         problems = [] if known else [f"model_type = {config.get('model_type')}"]
+        problems += ["quantization_config"] if config.get("quantization_config") else []
         problems += [text for is_wrong, text in family.conditions(config) if is_wrong]
         if problems:
             raise ConfigError(
@@ -169,8 +178,8 @@ def _write_llama(shape: ModelShape, seq_len: int) -> dict[str, Any]:
 
 def _rope_in(config: Config) -> dict[str, Any]:
     # Older versions of `transformers` wrote `rope_theta` and `rope_scaling` instead of `rope_parameters`.
-    rope = {"rope_theta": config.get("rope_theta", 10_000.0)} | (config.get("rope_scaling") or {})
-    rope |= config.get("rope_parameters") or {}
+    given = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    rope = {"rope_theta": config.get("rope_theta", 10_000.0)} | given
     return {**rope, "rope_type": rope.get("rope_type", rope.get("type", "default"))}
 
 
@@ -180,7 +189,13 @@ def _llama_conditions(config: Config) -> Iterator[tuple[bool, str]]:
     yield config.get("hidden_act", "silu") != "silu", f"hidden_act = {config.get('hidden_act')}"
     yield kind not in ("default", "linear", "llama3"), f"rope_type = {kind}"
     yield kind == "llama3" and turns != LLAMA_TURNS, f"low and high_freq_factor = {turns}"
+    both = [own for name in ("rope_parameters", "rope_scaling") if (own := config.get(name))]
+    yield both[1:] != both[:1] and len(both) == 2, "rope_parameters and rope_scaling that differ"
+    yield any(isinstance(value, Mapping) for value in rope.values()), "rope_parameters by kind of layer"
+    yield not config.get("is_causal", True), "is_causal = false"
     if config.get("model_type") == "qwen3":
+        others = {*(config.get("layer_types") or ())} - {"full_attention"}
+        yield bool(others), f"layer_types = {', '.join(map(str, sorted(others, key=str)))}"
         yield bool(config.get("attention_bias", False)), "attention_bias = true"
         yield bool(config.get("use_sliding_window", False)), "use_sliding_window = true"
     else:
@@ -192,7 +207,7 @@ def _llama_defaults(config: Config) -> dict[str, Any]:
     heads = config["num_attention_heads"]
     return {
         "num_kv_heads": heads,
-        "head_dim": config["hidden_size"] // heads,
+        "head_dim": 128 if config.get("model_type") == "qwen3" else config["hidden_size"] // heads,
         "norm_eps": 1e-6,
         "tie_embeddings": False,
     }
@@ -200,12 +215,16 @@ def _llama_defaults(config: Config) -> dict[str, Any]:
 
 def _read_llama(config: Config) -> dict[str, Any]:
     rope = _rope_in(config)
+    kind, original = rope["rope_type"], rope.get("original_max_position_embeddings", 8192)
+    if kind == "llama3":  # the order in which `transformers` looks for it
+        places = (config.get("original_max_position_embeddings"), rope.get("original_max_position_embeddings"))
+        original = next((own for own in places if own is not None), None) or config["max_position_embeddings"]
     return {
         "bias": bool(config.get("attention_bias", False)),
         "rope_theta": rope["rope_theta"],
-        "rope_scaling": "none" if rope["rope_type"] == "default" else rope["rope_type"],
-        "rope_factor": rope.get("factor", 1.0),
-        "rope_original": rope.get("original_max_position_embeddings", 8192),
+        "rope_scaling": "none" if kind == "default" else kind,
+        "rope_factor": rope.get("factor", 1.0) if kind == "default" else rope["factor"],
+        "rope_original": original,
     }
 
 
@@ -227,6 +246,7 @@ def _gpt2_conditions(config: Config) -> Iterator[tuple[bool, str]]:
     for name, supported in (("scale_attn_weights", True), ("scale_attn_by_inverse_layer_idx", False)):
         yield bool(config.get(name, supported)) != supported, f"{name} = {str(not supported).lower()}"
     yield bool(config.get("add_cross_attention", False)), "add_cross_attention = true"
+    yield not config.get("is_causal", True), "is_causal = false"
 
 
 def _write_bert(shape: ModelShape, seq_len: int) -> dict[str, Any]:
@@ -237,7 +257,8 @@ def _bert_conditions(config: Config) -> Iterator[tuple[bool, str]]:
     yield config.get("hidden_act", "gelu") != "gelu", f"hidden_act = {config.get('hidden_act')}"
     kind = config.get("position_embedding_type", "absolute")
     yield kind != "absolute", f"position_embedding_type = {kind}"
-    yield bool(config.get("is_decoder", False)), "is_decoder = true"
+    for name in ("is_decoder", "is_causal"):
+        yield bool(config.get(name, False)), f"{name} = true"
     yield not config.get("tie_word_embeddings", True), "tie_word_embeddings = false"
 
 
@@ -375,8 +396,11 @@ FAMILIES = {
         defaults=lambda config: {"norm_eps": 1e-12, "tie_embeddings": True},
         read=_square_heads("hidden_size", "num_attention_heads"),
         conditions=_bert_conditions,
-        no_parameters=r"bert\.embeddings\.position_ids|bert\.pooler\..*|cls\.seq_relationship\..*"
-        r"|cls\.predictions\.decoder\.(weight|bias)",
+        no_parameters=r"bert\.embeddings\.position_ids|bert\.pooler\..*|cls\.seq_relationship\..*",
+        copies={
+            "cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight",
+            "cls.predictions.decoder.bias": "cls.predictions.bias",
+        },
         objectives=("mlm",),
         is_square=True,
     ),

@@ -47,7 +47,8 @@ def check_file(path: Path, max_bytes: int | None = None) -> None:
 def weight_files(folder: Path) -> list[Path]:
     """Return the files of weights.
 
-    Raises ContractError if the index names one outside of the folder, ConfigError if the weights are pickled.
+    Raises ContractError if the index names one outside of the folder, ConfigError if the weights are pickled or if the
+    folder has two sets of them.
     """
     if not (folder / INDEX).exists():
         if not (folder / WEIGHTS).exists() and any((folder / name).exists() for name in PICKLES):
@@ -64,4 +65,9 @@ def weight_files(folder: Path) -> list[Path]:
                 f"{folder / INDEX}: expected the names of files in the folder in `weight_map`, got {name!r:.100}. "
                 "Download the folder again."
             )
+    if (folder / WEIGHTS).exists() and {*names} != {WEIGHTS}:
+        raise ConfigError(
+            f"{folder}: expected one set of weights, got {WEIGHTS} and the files of {INDEX}. Remove the one that is "
+            "not of the model."
+        )
     return [folder / name for name in sorted(set(names))]

@@ -11,14 +11,18 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from schemas.errors import ContractError
-from train.export.families import StoredPlace, family_of, name_there, places_of, shape_of_config
+from schemas.errors import ConfigError, ContractError
+from train.export.families import StoredPlace, copies_in, family_of, name_there, places_of, shape_of_config
 from train.export.model_folder import CONFIG, INDEX, WEIGHTS, check_file, json_bytes, read_json, weight_files
 from train.model.shape import ModelShape, parameter_sizes
 
 Region = tuple[slice, ...]
 FLOATING = ("F64", "F32", "F16", "BF16")
 """Names that safetensors gives to the formats of floating-point numbers."""
+
+
+ROWS_COMPARED = 4096
+"""Rows of two matrices that are compared at a time."""
 
 
 def check_sizes(actual: Mapping[str, Sequence[int]], shape: ModelShape, where: str) -> None:
@@ -59,10 +63,40 @@ class StoredWeights:
                     f"{path}: expected a safetensors file, got one that cannot be read ({error}). Download the file "
                     "again."
                 ) from error
-            self._files |= {own: (file, name, path) for name, own in names.items() if own is not None}
-        if self.shape.tie_embeddings:
-            self._files.pop(f"{self.family.head.name}.weight", None)  # old versions wrote it with the embedding
+            for name, own in names.items():
+                if own is not None:
+                    self._add(own, (file, name, path))
+        for copy, own in copies_in(self.family, self.shape).items():
+            self._drop_copy(copy, own)
         self._check()
+
+    def _add(self, own: str, place: tuple[Any, str, Path]) -> None:
+        """Add a tensor of a file. Raises ContractError if the parameter has one already."""
+        if own in self._files:
+            _, other, path = self._files[own]
+            raise ContractError(
+                f"{self._folder}: expected one tensor for {own}, got {other} in {path.name} and {place[1]} in "
+                f"{place[2].name}. Remove one of them, or download the folder again."
+            )
+        self._files[own] = place
+
+    def _drop_copy(self, copy: str, own: str) -> None:
+        """Leave out a tensor that some versions of `transformers` wrote beside the parameter that it is a copy of.
+
+        Raises ConfigError if it has other numbers: the model was trained further with a matrix of its own.
+        """
+        if copy not in self._files or own not in self._files:
+            return
+        slices = [file.get_slice(stored) for file, stored, _ in (self._files[copy], self._files[own])]
+        sizes = [tuple(held.get_shape()) for held in slices]
+        begins = range(0, sizes[1][0] if sizes[1] else 0, ROWS_COMPARED)
+        parts = ([held[begin : begin + ROWS_COMPARED].float() for held in slices] for begin in begins)
+        if sizes[0] != sizes[1] or not all(torch.equal(*part) for part in parts):
+            raise ConfigError(
+                f"{self._folder}: expected {copy} with the numbers of {own}, because the configuration ties them, got "
+                "others. Use a model whose output matrix is its embedding, or set tie_word_embeddings = false."
+            )
+        del self._files[copy]
 
     def _check(self) -> None:
         ours = dict[str, list[str]]()

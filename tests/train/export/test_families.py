@@ -128,7 +128,8 @@ def test_published_files_have_other_names_and_more_tensors(tmp_path: Path) -> No
             else {
                 "bert.pooler.dense.weight": torch.ones(32, 32),
                 "cls.seq_relationship.bias": torch.ones(2),
-                "cls.predictions.decoder.weight": torch.ones(97, 32),
+                "cls.predictions.decoder.weight": held["bert.embeddings.word_embeddings.weight"].clone(),
+                "cls.predictions.decoder.bias": held["cls.predictions.bias"].clone(),
                 "bert.embeddings.position_ids": torch.arange(64),
             }
         )
@@ -153,6 +154,17 @@ def test_pickled_weights_are_refused(tmp_path: Path) -> None:
         ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, "got scale_attn_by_inverse_layer_idx = true"),
         ("bert", {"position_embedding_type": "relative_key"}, "got position_embedding_type = relative_key"),
         ("bert", {"hidden_act": "relu"}, "got hidden_act = relu"),
+        ("qwen3", {"is_causal": False}, "got is_causal = false"),
+        ("gpt2", {"is_causal": False}, "got is_causal = false"),
+        ("bert", {"is_causal": True}, "got is_causal = true"),
+        ("qwen3", {"layer_types": ["full_attention", "sliding_attention"]}, "got layer_types = sliding_attention"),
+        ("gpt2", {"quantization_config": {"quant_method": "fp8"}}, "got quantization_config"),
+        (
+            "qwen3",
+            {"rope_parameters": {"rope_theta": 5.0}, "rope_scaling": {"rope_type": "linear", "factor": 2.0}},
+            "got rope_parameters and rope_scaling that differ",
+        ),
+        ("qwen3", {"rope_parameters": {"full_attention": {"rope_theta": 5.0}}}, "got rope_parameters by kind of layer"),
     ],
 )
 def test_configurations_that_no_shape_can_hold(
@@ -162,6 +174,92 @@ def test_configurations_that_no_shape_can_hold(
     path = tmp_path / "model" / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | changes))
     with pytest.raises(ConfigError, match=message):
+        import_llama(tmp_path / "model")
+
+
+@pytest.mark.parametrize(
+    ("name", "copy", "own"),
+    [
+        ("gpt2", "lm_head.weight", "transformer.wte.weight"),
+        ("bert", "cls.predictions.decoder.weight", "bert.embeddings.word_embeddings.weight"),
+        ("bert", "cls.predictions.decoder.bias", "cls.predictions.bias"),
+    ],
+)
+def test_a_tied_tensor_with_numbers_of_its_own_is_refused(name: str, copy: str, own: str, tmp_path: Path) -> None:
+    exported(name, tmp_path / "model")
+    path = tmp_path / "model" / "model.safetensors"
+    held = load_file(path)
+    save_file(held | {copy: held[own].clone()}, path)
+    import_llama(tmp_path / "model")
+    changed = held[own].clone()
+    changed[-1] += 1
+    for other in (changed, changed[:-1], torch.ones(())):
+        save_file(held | {copy: other.clone()}, path)
+        with pytest.raises(ConfigError, match=f"expected {copy} with the numbers of {own}, because"):
+            import_llama(tmp_path / "model")
+
+
+@pytest.mark.parametrize(
+    ("name", "first", "second"),
+    [
+        ("gpt2", "transformer.wte.weight", "wte.weight"),
+        ("bert", "bert.embeddings.LayerNorm.weight", "bert.embeddings.LayerNorm.gamma"),
+    ],
+)
+def test_two_tensors_for_one_parameter_are_refused(name: str, first: str, second: str, tmp_path: Path) -> None:
+    exported(name, tmp_path / "model")
+    path = tmp_path / "model" / "model.safetensors"
+    held = load_file(path)
+    save_file(held | {second: held[first] + 1}, path)
+    with pytest.raises(ContractError, match=f"expected one tensor for {first}, got .* in model.safetensors and "):
+        import_llama(tmp_path / "model")
+
+
+def test_two_sets_of_weights_are_refused(tmp_path: Path) -> None:
+    exported("gpt2", tmp_path / "model", max_shard_bytes=9_000)
+    exported("gpt2", tmp_path / "other")
+    (tmp_path / "other" / "model.safetensors").rename(tmp_path / "model" / "model.safetensors")
+    with pytest.raises(ConfigError, match=r"expected one set of weights, got model.safetensors and the files of "):
+        import_llama(tmp_path / "model")
+
+
+LLAMA3 = {"rope_type": "llama3", "factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+
+
+@pytest.mark.parametrize(
+    ("changes", "original"),
+    [
+        ({}, 64),
+        ({"original_max_position_embeddings": 16}, 16),
+        ({"rope_parameters": LLAMA3 | {"original_max_position_embeddings": 32}}, 32),
+    ],
+)
+def test_the_length_before_the_extension_is_that_of_transformers(
+    changes: dict[str, Any], original: int, tmp_path: Path
+) -> None:
+    transformers = pytest.importorskip("transformers")
+    model = exported("qwen3", tmp_path / "model")
+    path = tmp_path / "model" / "config.json"
+    own = {"rope_scaling": None, "rope_parameters": LLAMA3 | {"rope_theta": 10_000.0}, "max_position_embeddings": 64}
+    path.write_text(json.dumps(json.loads(path.read_text()) | own | changes))
+    shape, state = import_llama(tmp_path / "model")
+    assert shape.rope_original == original
+    model = build_model(shape).to_empty(device="cpu")
+    model.load_state_dict(state)
+    ids = some_ids(2, 60)
+    theirs = transformers.Qwen3ForCausalLM.from_pretrained(tmp_path / "model").eval()
+    with torch.no_grad():
+        torch.testing.assert_close(model(ids), theirs(ids).logits.float(), rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize(("gone", "message"), [("factor", "invalid key: 'factor'"), ("head_dim", "is not|and not")])
+def test_a_missing_key_has_the_value_of_transformers_or_none(gone: str, message: str, tmp_path: Path) -> None:
+    exported("qwen3", tmp_path / "model")
+    path = tmp_path / "model" / "config.json"
+    config = json.loads(path.read_text()) | {"rope_scaling": {"rope_type": "linear", "factor": 2.0}}
+    (config if gone in config else config["rope_scaling"]).pop(gone)
+    path.write_text(json.dumps(config))
+    with pytest.raises(ContractError, match=message):
         import_llama(tmp_path / "model")
 
 
