@@ -39,7 +39,7 @@ from train.checkpoint.folder import (
 from train.checkpoint.reader import CheckpointReader, read_plan_file
 from train.model.freeze import frozen_names
 from train.model.own import build_any
-from train.model.shape import ModelShape, parameter_sizes
+from train.model.shape import ModelShape, OwnShape, check_sizes, parameter_sizes
 from train.model.transformer import Transformer
 from train.parallel.ranks import Ranks
 
@@ -243,7 +243,9 @@ def sequence_length_of(checkpoint: CheckpointMetadata) -> int:
     stages = setting_of(checkpoint, "train.stages")
     try:
         started = [stage for stage in stages if stage["first_step"] < max(checkpoint.step, 1)]
-        return int(started[-1]["seq_len"])
+        if (seq_len := int(started[-1]["seq_len"])) < 1:
+            raise ValueError("no tokens")
+        return seq_len
     except (LookupError, TypeError, ValueError) as error:
         raise damaged(checkpoint, "training stages with their first step and sequence length") from error
 
@@ -270,15 +272,16 @@ def read_model(run: Store, checkpoint: CheckpointMetadata, device: torch.device,
             f"--weights {weights}: expected a checkpoint with averaged weights, got {checkpoint.name} of a run without "
             "optim.ema. Train with --set optim.ema=0.999, or remove --weights."
         )
-    causal = setting_of(checkpoint, "train.objective") != "mlm"
-    shape = shape_of(checkpoint)
+    causal, shape = setting_of(checkpoint, "train.objective") != "mlm", shape_of(checkpoint)
+    frozen = _names_without_average(checkpoint, shape) if weights == AVERAGED else set()
+    if not isinstance(shape, OwnShape):
+        prefix, stored = f"{weights}.", stored_shapes(run, checkpoint)
+        own = {name.removeprefix(prefix): size for name, size in stored.items() if name.startswith(prefix)}
+        own |= {name: stored[f"model.{name}"] for name in frozen if f"model.{name}" in stored}
+        check_sizes(own, shape, _shown(run.child(checkpoint.name)))
     model = build_any(shape, None, causal).to_empty(device=device)
-    own = _names_without_average(checkpoint, shape) if weights == AVERAGED else set()
-    read_state(
-        run,
-        checkpoint,
-        {f"{'model' if name in own else weights}.{name}": p.data for name, p in model.named_parameters()},
-    )
+    names = {name: f"{'model' if name in frozen else weights}.{name}" for name, _ in model.named_parameters()}
+    read_state(run, checkpoint, {names[name]: parameter.data for name, parameter in model.named_parameters()})
     return model
 
 

@@ -36,8 +36,8 @@ from train.checkpoint.state import (
 from train.export.families import family_of
 from train.export.model_folder import CONFIG, json_bytes
 from train.export.tokenizer_json import convert_sentencepiece, problems_of
-from train.export.weights import StoredWeights, check_sizes, write_weights
-from train.model.shape import ModelShape, OwnShape
+from train.export.weights import StoredWeights, write_weights
+from train.model.shape import ModelShape, OwnShape, check_sizes
 
 # A dataset's tokenizer as files for `transformers`, and the token ids that the configuration of a model needs.
 #

@@ -14,7 +14,7 @@ from torch import Tensor
 from schemas.errors import ConfigError, ContractError
 from train.export.families import StoredPlace, copies_in, family_of, name_there, places_of, shape_of_config
 from train.export.model_folder import CONFIG, INDEX, WEIGHTS, check_file, json_bytes, read_json, weight_files
-from train.model.shape import ModelShape, parameter_sizes
+from train.model.shape import ModelShape, check_sizes, parameter_sizes
 
 Region = tuple[slice, ...]
 FLOATING = ("F64", "F32", "F16", "BF16")
@@ -23,24 +23,6 @@ FLOATING = ("F64", "F32", "F16", "BF16")
 
 ROWS_COMPARED = 4096
 """Rows of two matrices that are compared at a time."""
-
-
-def check_sizes(actual: Mapping[str, Sequence[int]], shape: ModelShape, where: str) -> None:
-    """Raise ContractError unless `actual` has exactly the parameters of a model of this shape."""
-    expected = parameter_sizes(shape)
-    problems = [f"{name} is missing" for name in expected if name not in actual]
-    problems += [f"{name} is not one of its parameters" for name in actual if name not in expected]
-    problems += [
-        f"{name} is {tuple(actual[name])} and not {size}"
-        for name, size in expected.items()
-        if name in actual and tuple(actual[name]) != size
-    ]
-    if problems:
-        more = f" and {len(problems) - 5} more" if len(problems) > 5 else ""
-        raise ContractError(
-            f"{where}: expected the parameters of the model shape, got {'; '.join(problems[:5])}{more}. "
-            "Use weights and a configuration of the same model."
-        )
 
 
 class StoredWeights:

@@ -1,12 +1,12 @@
 """The shape of the model, its number of parameters and FLOPs, and the choice of a shape for a number of parameters."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer
 
-from schemas.errors import ConfigError
+from schemas.errors import ConfigError, ContractError
 from train.config.plan import PlanConfig
 
 COPIED_FIELDS = (
@@ -43,6 +43,8 @@ the factor; one with at least the second number of turns is unchanged."""
 HIDDEN_NAMES = ("blocks.", "transform.")
 """Beginnings of the names of the matrices both of whose sides grow with the width, which muP scales by it."""
 MAX_LAYERS = 160
+MAX_SIZE = 1 << 40
+"""Maximum of each size of a shape. Sizes of stored tensors are compared with the shape before any are allocated."""
 TIED_SHARE = 0.2
 LOGIT_TILE = 128
 """Columns of logits in a tile on a CUDA device."""
@@ -60,21 +62,21 @@ SIZE_UNIT, ASPECT_UNIT = 0.1, math.log(2)
 class ModelShape(BaseModel):
     """The shape of a transformer: layers of attention and feed-forward, their norms, positions, embeddings and head."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
 
-    vocab_size: int
+    vocab_size: int = Field(ge=1, le=MAX_SIZE)
     """Rows of the embedding: the tokenizer's ids, not padded."""
     num_layers: int = Field(ge=1, le=10_000)
     """Number of layers."""
-    d_model: int
+    d_model: int = Field(ge=1, le=MAX_SIZE)
     """Width of the residual stream."""
-    num_heads: int
+    num_heads: int = Field(ge=1, le=MAX_SIZE)
     """Number of query heads."""
-    num_kv_heads: int
+    num_kv_heads: int = Field(ge=1, le=MAX_SIZE)
     """Number of key and value heads, a divisor of num_heads."""
-    head_dim: int
+    head_dim: int = Field(ge=1, le=MAX_SIZE)
     """Width of one head; num_heads × head_dim need not be d_model."""
-    d_ffw: int
+    d_ffw: int = Field(ge=1, le=MAX_SIZE)
     """Hidden width of the feed-forward."""
     activation: Literal["swiglu", "gelu", "gelu_tanh", "relu2"] = "swiglu"
     """Feed-forward: three matrices with a gate, or two with GELU, exact or approximated by tanh, or the square of
@@ -89,21 +91,21 @@ class ModelShape(BaseModel):
     positions: Literal["rope", "relative", "learned"] = "rope"
     """Rotary; Transformer-XL's: a projection of the distances and two vectors for each head; or a learned vector for
     each position of a row."""
-    max_positions: int = Field(default=0, ge=0)
+    max_positions: int = Field(default=0, ge=0, le=MAX_SIZE)
     """With positions = learned: number of positions that have a vector, the maximum length of a row; else 0."""
-    num_token_types: int = Field(default=0, ge=0)
+    num_token_types: int = Field(default=0, ge=0, le=MAX_SIZE)
     """Number of vectors for kinds of tokens, as BERT has; all tokens are of the first kind. 0 = none."""
     head_transform: bool = False
     """True if the head of BERT is used: a square matrix, GELU and a norm before the output projection, and biases."""
-    rope_theta: float = 10_000.0
+    rope_theta: float = Field(default=10_000.0, gt=0)
     """Base of the rotary frequencies."""
     rope_scaling: Literal["none", "linear", "llama3"] = "none"
     """Method that extends rotary frequencies to longer sequences."""
-    rope_factor: float = 1.0
+    rope_factor: float = Field(default=1.0, gt=0)
     """With rope_scaling = linear or llama3: the factor by which sequences become longer."""
-    rope_original: int = 8192
+    rope_original: int = Field(default=8192, ge=1)
     """With rope_scaling = llama3: the sequence length before the extension [tokens]."""
-    norm_eps: float = 1e-5
+    norm_eps: float = Field(default=1e-5, ge=0)
     """Number added to the mean square, or to the variance, in a norm."""
     qk_norm: bool = False
     """True if queries and keys go through an RMSNorm of head_dim weights each."""
@@ -121,9 +123,9 @@ class ModelShape(BaseModel):
     logit_softcap: float | None = Field(default=None, gt=0)
     """Bound of the logits z, which become cap · tanh(z / cap); None = no bound."""
 
-    width_multiplier: float = 1.0
+    width_multiplier: float = Field(default=1.0, gt=0)
     """With plan.parametrization = mup: d_model / plan.mup_base_width; 1 is the standard parametrization."""
-    query_scale: float = 1.0
+    query_scale: float = Field(default=1.0, gt=0)
     """With plan.parametrization = mup: factor of the queries. It makes the scale of attention scores proportional to
     1 / head_dim in place of its square root."""
 
@@ -308,6 +310,24 @@ def parameter_sizes(shape: ModelShape) -> dict[str, tuple[int, ...]]:
         sizes |= {"transform.output_bias": (shape.vocab_size,), "transform.dense.weight": (d, d)}
         sizes |= {"transform.dense.bias": (d,), **norm("transform.norm")}
     return sizes if shape.tie_embeddings else sizes | {"head.weight": vocabulary}
+
+
+def check_sizes(actual: Mapping[str, Sequence[int]], shape: ModelShape, where: str) -> None:
+    """Raise ContractError unless `actual` has exactly the parameters of a model of this shape."""
+    expected = parameter_sizes(shape)
+    problems = [f"{name} is missing" for name in expected if name not in actual]
+    problems += [f"{name} is not one of its parameters" for name in actual if name not in expected]
+    problems += [
+        f"{name} is {tuple(actual[name])} and not {size}"
+        for name, size in expected.items()
+        if name in actual and tuple(actual[name]) != size
+    ]
+    if problems:
+        more = f" and {len(problems) - 5} more" if len(problems) > 5 else ""
+        raise ContractError(
+            f"{where}: expected the parameters of the model shape, got {'; '.join(problems[:5])}{more}. "
+            "Use weights and a configuration of the same model."
+        )
 
 
 def _sizes_of_layer(shape: ModelShape, norm: Callable[[str], dict[str, tuple[int, ...]]]) -> dict[str, tuple[int, ...]]:

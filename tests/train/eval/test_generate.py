@@ -1,13 +1,16 @@
 """Sampling: the same seed gives the same text, temperature 0 the most probable one, control tokens stay out."""
 
 import json
+import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from pipeline.tokens.tokenizer import PROBE_TEXTS, Tokenizer, TokenizerConfig, load_tokenizer, train_tokenizer
 from schemas.errors import ConfigError, ContractError
+from schemas.ids import canonical_json, digest_of
 from schemas.manifest import read_run, write_run
 from schemas.storage import Store
 from schemas.tokens import TokenizerContract, open_dataset
@@ -125,6 +128,41 @@ def test_sentencepiece_text_is_that_of_the_tokens_stage(sentencepiece_run: tuple
     ids = encode_prompt("<s> <eos> mill", tokenizer.contract, codec)
     assert ids[0] == tokenizer.contract.reserved["bos"]
     assert tokenizer.contract.reserved["eos"] not in ids
+
+
+HUGE = 1 << 39
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"shape.vocab_size": HUGE}, rf"expected the parameters of the model shape, got embedding.weight is .*{HUGE}"),
+        (
+            {"shape.num_layers": 10_000},
+            "expected the parameters of the model shape, got blocks.1.attention_norm.weight",
+        ),
+        *(
+            ({f"shape.{name}": value}, "expected the shape of a model, got other values")
+            for name, values in {
+                **{"d_ffw": (-5, 0), "d_model": (10**30,), "num_kv_heads": (0,), "rope_factor": (0, -2.0)},
+                **{"norm_eps": (-1.0, "nan"), "rope_theta": ("inf", 0), "width_multiplier": (0,), "query_scale": (0,)},
+            }.items()
+            for value in values
+        ),
+        *(({"train.stages": [{"first_step": 0, "seq_len": length}]}, "expected training stages") for length in (0, -3)),
+    ],
+)
+def test_an_absurd_shape_is_refused_before_anything_is_allocated(
+    run: Store, tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
+    copied = Store(str(shutil.copytree(run.root, tmp_path / "run")))
+    Path(copied.path("train/plan.json")).unlink()  # which has the shape too
+    for path in Path(copied.path("train/checkpoints")).glob("*/checkpoint.json"):
+        fields = {name: value for name, value in json.loads(path.read_bytes()).items() if name != "digest"}
+        fields["identity"]["settings"] |= changes
+        path.write_bytes(canonical_json({"digest": digest_of(fields), **fields}))
+    with pytest.raises(ContractError, match=message):
+        generate(copied, "bebu", 2)
 
 
 def test_prompt_begins_a_document() -> None:
