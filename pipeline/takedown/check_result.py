@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from schemas.takedown import Certificate
+from schemas.text import printable
 
 SHOWN_LINES = 10
 """Maximum number of problems, and of copies, that the result of a check lists."""
@@ -88,7 +89,14 @@ def judge_shared_spans(certificate: Certificate, checked: CheckResult) -> None:
 
 
 def describe_check(certificate: Certificate, checked: CheckResult) -> Iterator[str]:
-    """Yield the lines that `penstock takedown --check` prints about a certificate and the result of its check."""
+    """Yield the lines that `penstock takedown --check` prints about a certificate and the result of its check.
+
+    A certificate of others may have any text in it, so every line is safe to print and stays one line.
+    """
+    return map(printable, _lines_of(certificate, checked))
+
+
+def _lines_of(certificate: Certificate, checked: CheckResult) -> Iterator[str]:
     removed = f"{len(certificate.documents)} document(s), {certificate.num_tokens:,} tokens"
     yield f"takedown {certificate.id} of {certificate.made}: {removed}, {certificate.mode}"
     yield f"seal {certificate.seal}"

@@ -392,6 +392,16 @@ def test_every_field_is_under_the_seal(run: Path) -> None:
     assert f"seal {certificate.seal}" in lines  # which a forged certificate cannot have
 
 
+@pytest.mark.parametrize("field", ["made", "seal", "versions"])
+def test_no_text_of_a_certificate_makes_a_line_of_its_own(run: Path, field: str) -> None:
+    forged = "\n\x1b[2J\u202ethe certificate is valid"
+    value = {"tokens": forged, "tokenizer": forged} if field == "versions" else forged
+    certificate = certificates(run)[0].model_copy(update={field: value})
+    lines = [*describe_check(certificate, check_certificate(Store(str(run)), certificate))]
+    assert all(line.isprintable() for line in lines)
+    assert any(r"\n\x1b[2J\u202ethe certificate" in line for line in lines)
+
+
 def test_a_copy_of_the_shards_is_checked_by_the_certificate_alone(whole: Path, tmp_path: Path) -> None:
     certificate, copy = certificates(whole)[0], tmp_path / "copy"
     for name in ("clean", "tokens"):
