@@ -345,7 +345,7 @@ def step_content(run: Prepared, step: Step) -> dict[str, Any]:
             for key, settings in (
                 [(stage.name, settings_of_sources(run.recipe, step))]
                 if isinstance(stage, Source)
-                else own_settings(run.recipe, stage.name, step)
+                else own_settings(run, stage.name, step)
             )
         },
         "models": {f"{stage}/{name}": model.sha256 for stage, named in models.items() for name, model in named.items()},
@@ -358,12 +358,16 @@ def settings_of_sources(recipe: Recipe, step: Step) -> dict[str, Any]:
     return found if recipe.has_several_sources else next(iter(found.values()))
 
 
-def own_settings(recipe: Recipe, stage: str, step: Step) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield the settings of a stage that change what a step writes, and those of each source if they differ."""
+def own_settings(run: Prepared, stage: str, step: Step) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the settings of a stage that change what a step writes, and those of each source if they differ.
+
+    Settings of a source also differ if they name no list or model where those of the run do.
+    """
     shared: dict[str, Any] = {}
-    for key, section in sections_of_stage(recipe, stage).items():
+    for key, section in sections_of_stage(run.recipe, stage).items():
         settings = settings_of(section, step)
-        if key == stage or settings != shared:
+        has_none = run.recipe.has_several_sources and stage in run.models and key not in run.models
+        if key == stage or settings != shared or has_none:
             yield key, settings
         shared = settings if key == stage else shared
 

@@ -59,6 +59,25 @@ def found(run: Store, prepared: Prepared, name: str, inputs: Inputs) -> Store | 
 
 
 @pytest.mark.parametrize(
+    ("section", "emptied"),
+    [("toxicity", "wordlists = {}"), ("decontaminate", "evaluation_sets = {}")],
+)
+def test_a_source_without_the_lists_of_the_run_makes_other_tables(tmp_path: Path, section: str, emptied: str) -> None:
+    (tmp_path / "items.jsonl").write_text(f'{{"text": "{" ".join(map(str, range(60)))}"}}\n')
+    identities = []
+    for name in ("web", "books"):
+        (tmp_path / f"{name}.jsonl").write_text('{"text": "one"}\n')
+    for own in ("", f"[source.{section}]\n{emptied}\n"):
+        sources = [f'[[source]]\nname = "{name}"\npaths = ["{tmp_path}/{name}.jsonl"]\n' for name in ("web", "books")]
+        sets = f'[decontaminate]\nevaluation_sets = {{ exam = "{tmp_path}/items.jsonl" }}\n'
+        (tmp_path / "recipe.toml").write_text(f"{sources[0]}{sources[1]}{own}{sets}")
+        run = prepare(read_recipe(str(tmp_path / "recipe.toml"), [f'models.cache="{tmp_path}"']), "documents")
+        identities.append(step_identity(run, run.steps[0], {}))
+        assert (f"source.books.{section}" in step_content(run, run.steps[0])["config"]) == bool(own)
+    assert len({*identities}) == 2
+
+
+@pytest.mark.parametrize(
     ("changed", "difference"),
     [
         (
