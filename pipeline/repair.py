@@ -15,14 +15,16 @@ from typing import Any
 from pipeline.engine.spark import ship_models, show_progress
 from pipeline.engine.step import Step, TableResult
 from pipeline.garbage import REPAIR, REPAIR_FILE
-from pipeline.prepare import Prepared, find_version, run_folders, run_of, shipped_models
+from pipeline.prepare import Prepared, find_version, run_of, shipped_models
 from pipeline.run import Run, context_of
 from schemas.errors import ConfigError, ContractError
 from schemas.long_work import LongWork
-from schemas.manifest import RUN_NAME, TableVersion, current_tables, part_key, read_run
+from schemas.manifest import MEMBER_INPUT, RUN_NAME, TableVersion, open_table, part_key, read_run
 from schemas.paths import check_deletable, check_unlinked_tables
 from schemas.storage import CheckedPath, Store
+from schemas.tables import TABLES
 from schemas.takedown import takedown_ancestry
+from schemas.versions import source_runs
 
 Keys = Mapping[str, frozenset[str]]
 """Keys of files by table."""
@@ -45,9 +47,13 @@ class DamagedFile:
 
 
 def own_tables(run: Store) -> dict[str, TableVersion]:
-    """Return the current tables of a run whose files are in its own folder, in order."""
-    own = {name for name, version in read_run(run).tables.items() if "/" not in version}
-    return {name: table for name, table in current_tables(run).items() if name in own}
+    """Return the tables of a run that its `run.json` names in its own folder, in order.
+
+    They need not be up to date: a dataset that was made with other settings is still trained on.
+    """
+    tables = read_run(run).tables
+    own = [name for name in TABLES if name in tables and "/" not in tables[name]]
+    return {name: TableVersion(*open_table(run, name, even_replaced=True)) for name in own}
 
 
 def find_damage(tables: Mapping[str, TableVersion]) -> list[DamagedFile]:
@@ -78,12 +84,17 @@ def steps_to_repair(prepared: Prepared, run: Store, damage: Sequence[DamagedFile
     """Return the steps that wrote the damaged files, in order, each with the keys of the files by table.
 
     Raises ContractError, before Spark starts, if such a step would now write another version, since its settings,
-    models, inputs or stages have changed, or if a takedown has rewritten a damaged file. Raises ConfigError if the
-    folder `repair` of the run belongs to somebody else.
+    models, inputs or stages have changed, if a takedown has rewritten a damaged file, or if the file is that of a
+    member of a union. Raises ConfigError if the folder `repair` of the run belongs to somebody else.
     """
     check_scratch(run)
     check_unlinked_tables(run, {file.table for file in damage})
     tables = own_tables(run)
+    if members := sorted({member for file in damage if (member := member_with(tables[file.table], file.path))}):
+        raise ContractError(
+            f"{run.uri}: expected damaged files of this run, got files of {' and '.join(members)}, whose datasets it "
+            f"joins. Run `penstock repair {members[0]}`."
+        )
     keys: dict[str, set[str]] = {}
     for file in damage:
         check_not_rewritten(tables[file.table], file)
@@ -102,7 +113,21 @@ def steps_to_repair(prepared: Prepared, run: Store, damage: Sequence[DamagedFile
                 "backup, or undo the change."
             )
         found.append((step, damaged))
+    if lost := sorted(keys.keys() - {name for _, damaged in found for name in damaged}):
+        raise ContractError(
+            f"{run.uri}: expected a recipe with the step that writes {', '.join(lost)}, got one that does not use it. "
+            "Restore the damaged files from a backup."
+        )
     return found
+
+
+def member_with(table: TableVersion, path: str) -> str | None:
+    """Return the URI of the member of a union that has one of the union's files; None = the file is the run's own."""
+    lineage = table.manifest.run.lineage
+    for member in (version for name, version in lineage.items() if name.startswith(MEMBER_INPUT)):
+        if path.startswith(f"{posixpath.normpath(f'../{member}/..')}/"):
+            return table.folder.child(f"../{member}/../..").uri
+    return None
 
 
 def check_not_rewritten(table: TableVersion, file: DamagedFile) -> None:
@@ -201,4 +226,4 @@ def delete_scratch(run: Store) -> None:
 
 def owners_of(run: Store) -> list[str]:
     """Return the URIs of other runs whose tables this run uses, which must be repaired in their own folders."""
-    return [folder.uri for folder in run_folders(run) if folder.uri != run.uri]
+    return [folder.uri for folder in source_runs(run)]
