@@ -6,12 +6,13 @@ is complete, or is built; see `run.py`.
 
 import json
 import posixpath
+import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from pipeline.engine.code_digest import libraries_digest
+from pipeline.engine.code_digest import code_digest, libraries_digest
 from pipeline.engine.finished_parts import FOLDER, FinishedParts
 from pipeline.engine.stage import PerDocument, Relation, Source, Split
 from pipeline.engine.step import MADE_WITH, Model, Stage, Step, made_with_of, models_of_source
@@ -30,6 +31,8 @@ from schemas.takedown import descent_of, has_takedowns, origin_digest, resolve_v
 Models = dict[str, dict[str, Model]]
 SHOWN = 3
 """Maximum number of differences that a message names."""
+COMPILED = "compiled.json"
+"""File beside compiled files with the path and SHA-256 of each."""
 
 
 @dataclass(frozen=True)
@@ -132,14 +135,40 @@ def is_shipped(stage: Stage, name: str) -> bool:
 
 
 def compiled(stage: PerDocument, config: Section, models: Mapping[str, Model], store: ModelsConfig) -> dict[str, Model]:
-    """Return the files that a stage compiles from its models, by name."""
+    """Return the files that a stage compiles from its models, by name.
+
+    They are kept in the cache folder. A later run with the same code and libraries takes those that are not damaged.
+    """
     if stage.compile is None:
         return {}
-    identity = digest_of([stage.name, stage.version, config.content(), sorted(m.sha256 for m in models.values())])
-    folder = Path(store.cache).expanduser().absolute() / "compiled" / identity[:16]
-    folder.mkdir(parents=True, exist_ok=True)
-    made = stage.compile(config, {name: model.path for name, model in models.items()}, str(folder))
-    return {name: Model(path, file_sha256(Path(path))) for name, path in made.items()}
+    digests = {name: model.sha256 for name, model in models.items()}
+    made_with = [stage.name, stage.version, config.content(), digests, code_digest(), libraries_digest()]
+    folder = Store(str(Path(store.cache).expanduser().absolute() / "compiled" / digest_of(made_with)[:16]))
+    kept = kept_files(folder)
+    place = next(iter(kept)).partition("/")[0] if kept else uuid.uuid4().hex[:8]  # nothing is replaced while it is used
+    target = folder.path(place)
+    Path(target).mkdir(parents=True, exist_ok=True)
+    made = stage.compile(config, {name: model.path for name, model in models.items()}, target)
+    if not made:
+        Path(target).rmdir()
+    names = {name: f"{place}/{Path(path).name}" for name, path in made.items()}
+    found = {name: kept.get(names[name]) or file_sha256(Path(path)) for name, path in made.items()}
+    if made and not kept:
+        folder.write_atomic(COMPILED, canonical_json({names[name]: digest for name, digest in found.items()}))
+    return {name: Model(path, found[name]) for name, path in made.items()}
+
+
+def kept_files(folder: Store) -> dict[str, str]:
+    """Return path -> SHA-256 of the compiled files that an earlier run has kept in a folder.
+
+    Empty if there are none, or if one of them is damaged.
+    """
+    try:
+        digests = folder.read_json(COMPILED)
+        is_kept = isinstance(digests, dict) and all(folder.sha256(path) == digests[path] for path in digests)
+    except (ContractError, OSError):
+        return {}
+    return digests if is_kept else {}
 
 
 def find_version(
