@@ -6,6 +6,7 @@ is complete, or is built; see `run.py`.
 
 import json
 import posixpath
+import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -14,6 +15,7 @@ from typing import Any
 
 from pipeline.engine.code_digest import code_digest, libraries_digest
 from pipeline.engine.finished_parts import FOLDER, FinishedParts
+from pipeline.engine.model_files import ModelFile, path_here, state_of
 from pipeline.engine.stage import PerDocument, Relation, Source, Split
 from pipeline.engine.step import MADE_WITH, Model, Stage, Step, made_with_of, models_of_source
 from pipeline.models import ModelsConfig, ensure_model
@@ -31,6 +33,9 @@ from schemas.takedown import descent_of, has_takedowns, origin_digest, resolve_v
 Models = dict[str, dict[str, Model]]
 SHOWN = 3
 """Maximum number of differences that a message names."""
+SETTLED_NS = 2_000_000_000
+"""A model file that changed less than this time before it was read is read again: it may have been replaced meanwhile
+[ns]. File clocks are coarse."""
 COMPILED = "compiled.json"
 """File beside compiled files with the path and SHA-256 of each."""
 
@@ -111,10 +116,14 @@ def models_of_stage(stage: PerDocument | Relation, section: Section, config: Mod
     """Return the models that a stage needs with some settings, fetched and verified."""
     models: dict[str, Model] = {}
     for name, place in stage.models(section).items():
+        started_ns = time.time_ns()
         local = ensure_model(place, config)
+        state = state_of(str(local.path))
+        is_settled = max(state[1:3], default=started_ns) < started_ns - SETTLED_NS
+        path_here(ModelFile(str(local.path), state if is_settled else (), local.sha256), None)
         is_secret = isinstance(stage, PerDocument) and name in stage.secrets
         digest = commitment(read_key(str(local.path)), f"{stage.name}.{name}") if is_secret else local.sha256
-        models[name] = Model(str(local.path), digest, is_shipped(stage, name))
+        models[name] = Model(str(local.path), digest, is_shipped(stage, name), state, is_secret)
     if isinstance(stage, PerDocument):
         models |= compiled(stage, section, models, config) if models else {}
         paths = {name: model.path for name, model in models.items()}
@@ -155,7 +164,7 @@ def compiled(stage: PerDocument, config: Section, models: Mapping[str, Model], s
     found = {name: kept.get(names[name]) or file_sha256(Path(path)) for name, path in made.items()}
     if made and not kept:
         folder.write_atomic(COMPILED, canonical_json({names[name]: digest for name, digest in found.items()}))
-    return {name: Model(path, found[name]) for name, path in made.items()}
+    return {name: Model(path, found[name], state=state_of(path)) for name, path in made.items()}
 
 
 def kept_files(folder: Store) -> dict[str, str]:

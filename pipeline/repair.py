@@ -159,7 +159,7 @@ def _repair(session: Run, steps: Sequence[tuple[Step, Keys]]) -> list[str]:
     run, repaired = session.folder, list[str]()
     with show_progress(session.spark, "penstock repair", [step.name for step, _ in steps], run) as progress:
         if session.spark is not None:
-            ship_models(session.spark, [model.path for model in shipped_models(session.models)])
+            ship_models(session.spark, [model.file for model in shipped_models(session.models)])
         for step, keys in steps:
             tables = own_tables(run)
             folders = {name: run.child(f"{REPAIR}/{name}") for name in step.writes}

@@ -109,7 +109,7 @@ def _run_steps(run: Run, progress: Progress) -> RunFile:
     state = RunFile(tables=existing, recipe=recipe.to_json())
     write_run(folder, state)
     if run.spark is not None:
-        ship_models(run.spark, [model.path for model in shipped_models(run.models)])
+        ship_models(run.spark, [model.file for model in shipped_models(run.models)])
     tables: dict[str, TableVersion] = {}
     for step in steps:
         inputs = {name: tables[name] for name in step.inputs(recipe) if name in tables}

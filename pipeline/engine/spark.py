@@ -28,6 +28,7 @@ from pyspark.storagelevel import StorageLevel
 from pipeline.engine.code_digest import code_digest
 from pipeline.engine.failures import place_of
 from pipeline.engine.live_counts import CountsListener, PartMeter, WorkCounts, counting
+from pipeline.engine.model_files import State, path_here, state_of
 from pipeline.engine.part import INPUT_FILES, PartResult, PartResults, TaskResult, current_inputs, made_from
 from pipeline.engine.progress import CountSources, Progress, WorkTotal, current_progress
 from pipeline.engine.results import (
@@ -420,14 +421,14 @@ def task_context() -> TaskContext:
     return context
 
 
-_SHIPPED: dict[tuple[str, str], tuple[int, int]] = {}
+_SHIPPED: dict[tuple[str, str], State] = {}
 """Size and time of each model file when it was sent to the workers, by application and path."""
 
 
 def ship_models(spark: SparkSession, paths: Sequence[str]) -> None:
     """Make model files available on every worker, each under a name of its own; workers of this machine read the files.
 
-    Raises ConfigError if a file has changed since this session sent it, because a session cannot replace a file.
+    Raises ConfigError if a file has changed since it was sent before, and ContractError if since the run was prepared.
     """
     context = spark.sparkContext
     if on_this_machine(spark):
@@ -435,12 +436,13 @@ def ship_models(spark: SparkSession, paths: Sequence[str]) -> None:
     folder = os.path.join(SparkFiles.getRootDirectory(), "penstock")
     os.makedirs(folder, exist_ok=True)
     for path in sorted(set(paths)):
-        status = os.stat(path)
-        now = (status.st_size, status.st_mtime_ns)
+        now = state_of(path)[:2]
         key = (str(context.applicationId), path)
         if key not in _SHIPPED:
             # A copy, so that workers that start later get the same bytes.
-            context.addFile(shutil.copy(path, os.path.join(folder, _shipped_name(path))))
+            copy = shutil.copy(path, os.path.join(folder, _shipped_name(path)))
+            path_here(path, None)
+            context.addFile(copy)
             _SHIPPED[key] = now
         elif _SHIPPED[key] != now:
             raise ConfigError(
@@ -455,8 +457,8 @@ def on_this_machine(spark: SparkSession) -> bool:
 
 
 def worker_path(path: str) -> str:
-    """Return the path of a model file on this worker: `path` if it exists here, else the path of the shipped copy."""
-    return path if os.path.exists(path) else SparkFiles.get(_shipped_name(path))
+    """Return the path of a model file on this worker, as `path_here` does."""
+    return path_here(path, lambda: SparkFiles.get(_shipped_name(path)))
 
 
 def _shipped_name(path: str) -> str:

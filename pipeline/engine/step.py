@@ -12,6 +12,7 @@ from typing import Any, Literal, TypeVar
 
 from pipeline.engine.failures import FailureCounts
 from pipeline.engine.finished_parts import FinishedPart, FinishedParts
+from pipeline.engine.model_files import ModelFile, State
 from pipeline.engine.parquet import WrittenFile
 from pipeline.engine.part import RANGE, PartResults, WrittenPart
 from pipeline.engine.stage import PerDocument, Relation, Source, Split
@@ -37,6 +38,15 @@ class Model:
     shipped: bool = True
     """True if the file is copied to the workers. A model that only another process reads, or from which another file
     was compiled, is not."""
+    state: State = ()
+    """State of the file when its SHA-256 was computed."""
+    is_secret: bool = False
+    """True if `sha256` is a commitment."""
+
+    @property
+    def file(self) -> ModelFile:
+        """The file as tasks compare it."""
+        return ModelFile(self.path, self.state, None if self.is_secret else self.sha256)
 
 
 @dataclass(frozen=True)
@@ -137,7 +147,7 @@ class StepContext:
     def model_paths(self) -> dict[str, dict[str, str]]:
         """Return the paths of the shipped models by stage and name, for the stages' `make` functions."""
         return {
-            stage: {name: model.path for name, model in models.items() if model.shipped}
+            stage: {name: model.file for name, model in models.items() if model.shipped}
             for stage, models in self.models.items()
         }
 
