@@ -223,9 +223,10 @@ class _Lease:
         started = clock()
         written = self._requests.put_if(self._name, self._content(), etag)
         if written is None:
-            # The answer to an earlier try of this request may have been lost.
+            # The answer to an earlier try of this request, which may be long ago, may have been lost.
             found = self._requests.read(self._name)
-            written = found.etag if found is not None and self.is_of(found) else None
+            if found is not None and self.is_of(found):
+                written = self._requests.put_if(self._name, self._content(), found.etag)
         self._etag = written
         if written is not None:
             self.renewed_at = started

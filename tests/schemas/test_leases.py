@@ -313,6 +313,29 @@ def test_readers_and_writers_exclude_each_other(dataset: Store, drivers: Drivers
     assert not [name for name in dataset.walk() if ".lock" in name]
 
 
+def test_a_renewal_whose_answer_is_lost_is_made_again(run: Store) -> None:
+    """The lost one may be nearly as old as the lease lasts, so it must not count as one of now."""
+    requests = S3Requests(run)
+    lease = leases._Lease(run, TABLES_LOCK, "penstock this", requests)
+    lease.take()
+    written = requests.put_if
+
+    def lose(name: str, data: bytes, etag: str | None) -> str | None:
+        written(name, data, etag)
+        raise ContractError("no answer")
+
+    with mock.patch.object(requests, "put_if", lose), pytest.raises(ContractError, match="no answer"):
+        lease.renew()
+    lost = lease_of(run)
+    assert lost["renewals"] == 1
+    lease.renew()
+    assert lease_of(run) == lost | {"renewals": 2}
+    lease.renew()
+    assert lease_of(run) == lost | {"renewals": 3}
+    lease.release()
+    assert not lease_of(run)
+
+
 def test_a_store_that_is_gone_gives_one_sentence(run: Store) -> None:
     message = r"tables\.lock: expected an object store that answers, got Could not connect"
     with socket.socket() as silent:
