@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from datetime import datetime
 from functools import cache, lru_cache
 from typing import NamedTuple, Protocol
+from urllib.parse import unquote
 
 from tldextract import TLDExtract
 
@@ -42,6 +43,8 @@ COLUMNS = (
 )
 _EMPTY_ROW: Row = dict.fromkeys(COLUMNS)
 MAX_TITLE_CHARS = 1_000
+IP_ADDRESS = re.compile(r"\A\[|(?:\A|\.)(?:[0-9]+|0x[0-9a-f]*)\Z")
+"""A host that is an IPv6 address, or one that browsers read as an IPv4 address, since its last label is a number."""
 HOST = re.compile(r"[A-Za-z][A-Za-z0-9+.\-]*://(?:[^/?#\\]*@)?(\[[^\]/]*\]|[^/?#\\:]*)")
 
 
@@ -121,8 +124,8 @@ def _changed_file(split: Split, offset: int) -> ContractError:
 def domain_of(url: str) -> str | None:
     """Return the registrable domain of a URL, by the public suffix list in the package tldextract.
 
-    It is in ASCII, so that a domain has one name however pages write it. Return the host itself if the host is an IP
-    address or has no public suffix. Return None if the URL has no host.
+    It is in ASCII, so that a domain has one name however pages write it. Return the host itself if it has no public
+    suffix. Return None if the URL has no host, or an IP address, which is no domain and may be that of a person.
     """
     # The host is in front of the third slash, and a file has many URLs of one host.
     end = url.find("/", url.find("://") + 3)
@@ -140,6 +143,8 @@ def _domain(host: str) -> str | None:
     host = host.strip().rstrip(".").lower()
     if not host.isascii():
         host = ascii_host(host) or host
+    if IP_ADDRESS.search(unquote(host)):
+        return None
     return _public_suffixes().extract_str(host).top_domain_under_public_suffix or host or None
 
 

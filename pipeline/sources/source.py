@@ -233,7 +233,7 @@ def _with_mark(rows: Iterator[tuple[Row, Drop | None]]) -> Iterator[tuple[Row, D
 
 SOURCE = Source(
     name="source",
-    version=3,
+    version=4,
     config=SourceConfig,
     adds=COLUMNS,
     reasons=REASONS,
