@@ -5,6 +5,7 @@ other stages measure all remaining documents, so that thresholds can be changed 
 """
 
 import functools
+import re
 from collections.abc import Container, Generator, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import astuple, dataclass, replace
@@ -47,6 +48,9 @@ from schemas.tables import COMPARISONS, DERIVED, DOCUMENTS, META_CUT, META_FIELD
 
 MAX_META_NAMES = 32
 """Maximum number of fields of `meta` that the result of one part counts: the first in the part."""
+PLAIN_NAME = re.compile(r"(?=(?:\D*\d){0,4}\D*\Z)[^\W\d][\w.:/-]{0,99}")
+"""Names of fields of `meta` that are counted. An address, a number or a sentence may be personal data, and a manifest
+has none."""
 MAX_TYPES, OTHER_TYPE = 32, "other"
 """Maximum number of record types whose rows and bytes are counted in a part, and the name under which others are."""
 MAX_FIELDS = 256
@@ -354,6 +358,8 @@ def _count_meta(note: Any, books: DropCounter) -> None:
     if note is None:
         return
     for name, is_number in note.numbers.items():
+        if PLAIN_NAME.fullmatch(name) is None:
+            continue
         if books.tally_some(META_FIELDS, name, MAX_META_NAMES) and is_number:
             books.tally(META_NUMBERS, name)
     for cause in note.cut:

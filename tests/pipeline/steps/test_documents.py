@@ -26,7 +26,7 @@ from pipeline.sources.config import SourceConfig
 from pipeline.sources.splits import find_splits
 from pipeline.stages import MEASURED, SOURCE
 from pipeline.steps import documents
-from pipeline.steps.documents import DocumentsTask, documents_part
+from pipeline.steps.documents import PLAIN_NAME, DocumentsTask, documents_part
 from schemas.errors import ConfigError, ContractError
 from schemas.storage import Store
 from tests.support.paths import ROOT
@@ -229,3 +229,9 @@ def _open(path: Path):
     from pipeline.sources.splits import HashedStream
 
     return HashedStream(path.open("rb"))
+
+
+def test_names_of_fields_that_may_be_personal_data_are_not_counted() -> None:
+    plain = ["by", "dc:title", "created_at", "título", "score2024", "日付"]
+    others = ["a@example.com", "of +4930901820", "+4930901820", "GB29NWBK60161331926819", "9.8.7.65", "5" * 9]
+    assert [name for name in plain + others if PLAIN_NAME.fullmatch(name)] == plain
