@@ -46,6 +46,8 @@ NAMING_PARTS = (
 )  # fmt: skip
 """The same in scripts without spaces, where these words occur inside longer runs of characters."""
 
+ENCODED_PLUS = "%2b"
+"""The plus sign as addresses have it, in lower case."""
 _SIGNS = re.compile(r"(?:\+ |[+(]{0,2})\Z")
 _GROUP = re.compile("[0-9]+")
 _DIGITS, _WORD = re.compile(r"\d"), re.compile(r"[^\W\d_]+")
@@ -133,14 +135,18 @@ def _number_in(text: str, folded: str, groups: Groups, known: tuple[bool, tuple[
     """Return the number at the first group, or after dates. `known`: if it follows another number, and the regions."""
     (follows, regions), first, begin = known, 0, groups[0][0]
     start = begin - len(_SIGNS.findall(folded[max(0, begin - 2) : begin])[0])
-    international = "+" in folded[start:begin] or folded.startswith("00", begin)
+    if folded[max(0, begin - 3) : begin].lower() == ENCODED_PLUS:
+        start = begin - len(ENCODED_PLUS)
+    plus = "+" if start < begin and folded[start] == "%" else ""
+    international = bool(plus) or "+" in folded[start:begin] or folded.startswith("00", begin)
     # The number starts at the first group after dates and similar numbers.
     while not international and (other := _OTHER.match(folded, begin)):
         first = bisect_left(groups, (other.end(),), first)
         if first == len(groups):
             return None
         start = begin = groups[first][0]
-    if _BEFORE.search(folded, max(0, start - 10), start):
+    before = _BEFORE.search(folded, max(0, start - 10), start)
+    if before and not before[0].startswith("="):
         return None
     if _ZIP.match(folded, begin) and _STATE.search(folded, max(0, start - 6), start):
         return None
@@ -148,6 +154,10 @@ def _number_in(text: str, folded: str, groups: Groups, known: tuple[bool, tuple[
     named = (
         follows or _names(text[max(0, start - NEAR) : start]) or _names(text[end : end + NEAR // 4].partition("\n")[0])
     )
+    if before and not (named or international):
+        return None
+    # Of values of parameters, as in `?of=+493012345`, only assigned numbers count, unless a word names them.
+    least = INTERNATIONAL if before and not named else 0.0
     best: PhoneSpan | None = None
     for last in range(min(len(groups), first + MAX_GROUPS), first, -1):
         whole, end = last == len(groups), groups[last - 1][1]
@@ -158,9 +168,9 @@ def _number_in(text: str, folded: str, groups: Groups, known: tuple[bool, tuple[
         extension = _EXTENSION.match(text, end)
         if extension or not _FOLLOWING.match(folded, end):
             marked = named or (extension is not None and extension[1] is not None)
-            score = phone_score(folded[start:end], marked, regions)
+            score = phone_score(plus + folded[begin if plus else start : end], marked, regions)
             # A number that does not extend to the last group must be an assigned one.
-            if score > (best[2] if best else 0.0 if whole else WRITTEN_LIKE_PHONE):
+            if score >= least and score > (best[2] if best else 0.0 if whole else WRITTEN_LIKE_PHONE):
                 open_bracket = folded[start] == "(" and ")" not in folded[start:end]
                 best = start + open_bracket, extension.end() if extension else end, score
     return best

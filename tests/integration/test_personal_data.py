@@ -75,7 +75,11 @@ def texts(folder: Path) -> Path:
     for number in range(40):
         value = PLANTED[number % len(PLANTED)]
         text = f"{FILLER * 2}Page {number} of the report names {value} as its contact. {FILLER}{number * 7919}"
-        rows.append({"text": text, "id": number, "by": value if number % 2 else "the editors"})
+        row = {"text": text, "id": number, "by": value if number % 2 else "the editors"}
+        # Values also stand in addresses, as their hosts, and in names of fields.
+        value = value.replace(" ", "")
+        host = value if value == "9.8.7.65" else f"site{number}.example.org"
+        rows.append(row | {"url": f"http://{host}/{number}?of={value}", f"of {value}": 1})
     many = " ".join(f"person{number}.{PLANTED[0]}" for number in range(60))
     rows.append({"text": f"{FILLER}{many}", "id": 40})
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -171,7 +175,7 @@ def test_the_audit_table_agrees_with_the_clean_texts(planted: Path) -> None:
         if place["column"] != "meta":
             shown = clean[place["doc_id"]][place["column"]][place["start"] : place["end"]]
             assert shown == f"<{place['type'].upper()}>"
-    assert {place["column"] for place in places} == {"text", "meta"}
+    assert {place["column"] for place in places} == {"text", "url", "meta"}
 
 
 def test_a_document_of_personal_data_is_dropped_and_counted(planted: Path) -> None:

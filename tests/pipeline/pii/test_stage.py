@@ -55,6 +55,10 @@ FOUND = [
     ("phone", "電話 (02)2875-7346 分機2159", "電話 <PHONE>"),
     ("phone", "Tel. 632 442-0061, 929-5452", "Tel. <PHONE>, <PHONE>"),
     ("phone", "Text relay: call 18001 020 7946 0091", "Text relay: call 18001 <PHONE>"),
+    # in parameters of an address: with country code or a word, and the plus sign percent-encoded
+    ("phone", "https://example.org/u?of=+4930901820&id=1", "https://example.org/u?of=<PHONE>&id=1"),
+    ("phone", "https://example.org/?q=%2B4930901820", "https://example.org/?q=<PHONE>"),
+    ("phone", "?phone=202-555-0142 ", "?phone=<PHONE> "),
     # cards: each issuer's range and grouping; Visa's old 13 digits only where they are named
     ("credit_card", "4111 1111 1111 1111", "<CREDIT_CARD>"),
     ("credit_card", "号4111111111111111。", "号<CREDIT_CARD>。"),
@@ -142,6 +146,7 @@ LEFT = [
         "4006381333931",
         "/2019/09/16/a-1234567890.html",
     ),
+    *("?price=202-555-0142", "x=+1234567890", "?t=1700000000", "$+4930901820", "%2B12%2B34567890"),
 ]
 
 
