@@ -19,7 +19,7 @@ MAX_BYTES = 500 << 10
 MAX_PATH_CHARS = 4_096
 """Number of characters of a path that are compared."""
 MAX_LOCATIONS = 1_000
-"""Maximum number of entries of a tdmrep.json that are read."""
+"""Maximum number of entries of a tdmrep.json that are kept. A reservation beyond them counts for the whole host."""
 TDM = "tdm-reservation"
 """Name of a line of the reduced form that states a reservation of tdmrep.json; no robots.txt has such a line."""
 
@@ -213,13 +213,17 @@ def _line_of(rule: Rule) -> str:
 def reduce_tdmrep(data: bytes) -> bytes:
     """Return the entries of a tdmrep.json as lines that `parse_robots` reads; empty if it is not valid."""
     try:
-        entries = json.loads(data[:MAX_BYTES].decode("utf-8-sig", "replace"))
+        entries = json.loads(data.decode("utf-8-sig", "replace"))
     except (ValueError, RecursionError):
         return b""
-    lines = []
-    for entry in entries[:MAX_LOCATIONS] if isinstance(entries, list) else ():
+    lines: list[str] = []
+    for entry in entries if isinstance(entries, list) else ():
         location, value = (entry.get("location"), entry.get(TDM)) if isinstance(entry, dict) else (None, None)
         is_usable = isinstance(location, str) and location.startswith(("/", "*")) and location.isprintable()
         if is_usable and not isinstance(value, bool) and str(value) in ("0", "1"):
-            lines.append(f"{TDM}:{value} {normalized(str(location)[:MAX_PATH_CHARS])}")
+            if len(lines) < MAX_LOCATIONS:
+                lines.append(f"{TDM}:{value} {normalized(str(location)[:MAX_PATH_CHARS])}")
+            elif str(value) == "1":
+                lines.append(f"{TDM}:1 /")
+                break
     return "\n".join(lines).encode()

@@ -150,7 +150,13 @@ def test_tdmrep() -> None:
     for wrong in (b"", b"{}", b"[", b"[" * 100_000, b"\xff", b'{"location": "/"}'):
         assert reduce_tdmrep(wrong) == b""
     many = [{"location": f"/{number}", "tdm-reservation": 1} for number in range(MAX_LOCATIONS + 1)]
-    assert len(parse_robots(reduce_tdmrep(json.dumps(many).encode())).tdm) == MAX_LOCATIONS
+    assert len(parse_robots(reduce_tdmrep(json.dumps(many[:-1]).encode())).tdm) == MAX_LOCATIONS
+    free = [{"location": f"/{number}", "tdm-reservation": 0} for number in range(MAX_LOCATIONS)]
+    for last, expected in ((0, None), (1, 1)):
+        robots = parse_robots(reduce_tdmrep(json.dumps([*free, {"location": "/x", "tdm-reservation": last}]).encode()))
+        assert (robots.reservation("/x/y"), robots.reservation("/7")) == (expected, 0)
+    long = json.dumps([{"note": "x" * MAX_BYTES, "location": "/", "tdm-reservation": 1}]).encode()
+    assert parse_robots(reduce_tdmrep(long)).reservation("/a") == 1
 
 
 @pytest.mark.parametrize(
