@@ -60,6 +60,10 @@ _WEB = re.compile(
 _CONTROLS = "".join(map(chr, range(33)))
 _INNER = re.compile(r"[\t\r\n]")
 _SCHEME = re.compile(r"https?:/*|(?:[a-z][a-z0-9+.-]*:)?//|/+", re.IGNORECASE)
+_SCHEMELESS = re.compile(
+    r"(?![A-Za-z][A-Za-z0-9+.-]*:(?![0-9]+(?:[/?#\\]|\Z)))"  # no scheme, but perhaps a port
+    r"(?=[^/?#\\\s]*[.\u3002\uff0e\uff61])[^/?#\\\s]++(?:[/?#\\]|\Z)"
+)
 _AUTHORITY_END = re.compile(r"[/?#]")
 _HOST = re.compile(r"[a-z0-9_-]+(?:\.[a-z0-9_-]+)*\Z")
 _WWW = re.compile(r"(?:www[0-9]{0,2}\.)+(?=[^.]+\.)")
@@ -111,6 +115,18 @@ def web_address(url: str) -> tuple[str, str] | None:
     host, _, path, query, _ = parts.groups()
     name = _full_host(host)
     return None if name is None else (name, path if query is None else f"{path}?{query}")
+
+
+def with_scheme(address: str) -> str:
+    """Return an address such as `example.com/a` or `//example.com/a` with a scheme; other text as it is.
+
+    Never raises. Surrounding whitespace and control characters are removed, and tabs and line breaks within. A host
+    must have a dot, since ids of documents have none.
+    """
+    stripped = _INNER.sub("", address.strip(_CONTROLS))
+    if stripped.startswith("//"):
+        return f"http:{stripped}"
+    return f"http://{stripped}" if _SCHEMELESS.match(stripped) else stripped
 
 
 def without_www(host: str) -> str:

@@ -8,11 +8,13 @@ import html
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cache
 
 from pipeline.extract import native
 from pipeline.extract.metadata_values import licence_name
 from pipeline.rights.preferences import (
-    AGENTS,
+    AGENT_NAMES,
+    ANY_AGENT,
     Fields,
     is_agent,
     limit_directives,
@@ -46,11 +48,18 @@ _BEFORE_END = b"\"'/"
 _WHOLE_TAG = re.compile(rb"""(?:[^"'>]++|"[^"]*+"|'[^']*+')*+>""")
 _MARKS = (b"no", b"tdm-", b"unavailable")
 """Texts of which a tag that declares a mark has one, in lower case."""
-_OF_NAMES = (b"bot", b"tdm-", *(name.lower().encode() for name in AGENTS if "bot" not in name.lower()))
-"""Texts of which the name of a mark has one, in lower case."""
 _ATTRIBUTE = re.compile(r"""([^\s/>="']{1,64})(?:\s{0,64}=\s{0,64}(?:"([^"]*)"?|'([^']*)'?|([^\s>"']*)))?|>""")
 _LICENCE_LINK = re.compile(r"<([^<>]{1,2000})>([^<>]{0,500})")
 _IS_LICENCE = re.compile(r";\s{0,8}rel\s{0,8}=\s{0,8}\"?[^\"]{0,100}\blicense\b", re.IGNORECASE)
+
+
+@cache
+def _words_of(agents: frozenset[str]) -> tuple[bytes, ...]:
+    """Return texts of which the name of a mark has one, in lower case."""
+    return (b"bot", b"tdm-", *sorted(name.encode() for name in agents if "bot" not in name and name != ANY_AGENT))
+
+
+OF_NAMES = _words_of(AGENT_NAMES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,12 +77,15 @@ class Marks:
     """Licence that the header links: an SPDX-like name, or its address."""
 
 
-def read_marks(fields: Fields, page: bytes) -> Marks:
-    """Return the marks in the header fields of a page and in the meta tags of its head."""
+def read_marks(fields: Fields, page: bytes, agents: frozenset[str] = AGENT_NAMES) -> Marks:
+    """Return the marks in the header fields of a page and in the meta tags of its head.
+
+    `agents`: names in lower case of agents whose meta tags count, besides those that have `bot` in their names.
+    """
     directives: set[str] = set()
     reservations: list[int | None] = []
     policies: list[str | None] = []
-    for name, content in head_metas(page):
+    for name, content in head_metas(page, agents):
         if name == "tdm-reservation":
             reservations.append(read_reservation(content))
         elif name == "tdm-policy":
@@ -98,7 +110,7 @@ def read_marks(fields: Fields, page: bytes) -> Marks:
         else:
             usage |= read_usage(value)
     return Marks(
-        limit_directives(directives),
+        limit_directives(directives, agents),
         _strictest(reservations, in_header),
         next(filter(None, policies), None),
         usage_entries(usage),
@@ -114,21 +126,24 @@ def _strictest(*groups: Iterable[int | None]) -> int | None:
     return None
 
 
-def head_metas(page: bytes) -> list[tuple[str, str]]:
+def head_metas(page: bytes, agents: frozenset[str] = AGENT_NAMES) -> list[tuple[str, str]]:
     """Return (name in lower case, content) of each meta tag of the head that declares a mark, in their order."""
-    return [mark for tag in head_tags(page) if (mark := _mark_of(tag)) is not None]
+    return [mark for tag in head_tags(page, _words_of(agents)) if (mark := _mark_of(tag, agents)) is not None]
 
 
-def head_tags(page: bytes) -> list[bytes]:
-    """Return the attributes of each meta tag of the head that may declare a mark, in their order."""
+def head_tags(page: bytes, names: tuple[bytes, ...] = OF_NAMES) -> list[bytes]:
+    """Return the attributes of each meta tag of the head that may declare a mark, in their order.
+
+    `names`: texts of which the name of a mark has one, in lower case.
+    """
     if native.module is None:
-        return head_tags_in_python(page)
+        return head_tags_in_python(page, names)
     limits = (MAX_HEAD_BYTES, MAX_TAG_BYTES, MAX_TAGS)
-    tags: list[bytes] = native.loaded().head_tags(page, limits, _MARKS, _OF_NAMES)
+    tags: list[bytes] = native.loaded().head_tags(page, limits, _MARKS, names)
     return tags
 
 
-def head_tags_in_python(page: bytes) -> list[bytes]:
+def head_tags_in_python(page: bytes, names: tuple[bytes, ...] = OF_NAMES) -> list[bytes]:
     """Return the same as `head_tags`."""
     found: list[bytes] = []
     position = 0
@@ -140,7 +155,7 @@ def head_tags_in_python(page: bytes) -> list[bytes]:
         if match.lastindex == _META:
             start, position = position, _tag_end(page, position)
             lower = page[start:position].lower()
-            if any(mark in lower for mark in _MARKS) and any(name in lower for name in _OF_NAMES):
+            if any(mark in lower for mark in _MARKS) and any(name in lower for name in names):
                 found.append(page[start:position])
         elif match.lastindex == _COMMENT:
             position = page.find(b"-->", position - 2, MAX_HEAD_BYTES)
@@ -164,7 +179,7 @@ def _tag_end(page: bytes, start: int) -> int:
     return end + 1 if whole is None else whole.end()
 
 
-def _mark_of(source: bytes) -> tuple[str, str] | None:
+def _mark_of(source: bytes, agents: frozenset[str]) -> tuple[str, str] | None:
     """Return (name, content) of a meta tag, from its bytes after its name; None if it declares no mark."""
     attributes: dict[str, str] = {}
     for match in _ATTRIBUTE.finditer(source.decode("utf-8", "replace")):
@@ -174,7 +189,7 @@ def _mark_of(source: bytes) -> tuple[str, str] | None:
         attributes.setdefault(match[1].lower(), value)
     name = html.unescape(attributes.get("name") or attributes.get("http-equiv") or "").strip().lower()
     content = attributes.get("content")
-    if content is None or not (name in _NAMES or is_agent(name)):
+    if content is None or not (name in _NAMES or is_agent(name, agents)):
         return None
     content = html.unescape(content)
     return (name, content) if name.startswith("tdm-") or read_directives(content) else None

@@ -24,19 +24,21 @@ AGENTS = (
 """Agents by which crawlers that collect text for training identify themselves, as their operators document them."""
 ANY_AGENT = "*"
 """Agent of the groups of robots.txt for all agents that no other group names."""
-_AGENT_NAMES = frozenset(name.lower() for name in AGENTS)
+AGENT_NAMES = frozenset(name.lower() for name in AGENTS)
 
 HEADER_FIELDS = "_rights_fields"
 """Field of a row: the header fields about rights of the response that the page is from."""
 MAX_FIELDS = 64
-"""Maximum number of header fields of a response that are read."""
+"""Maximum number of header fields of a response that are read, and of its fields Link."""
 Fields = tuple[tuple[str, str], ...]
 """Header fields of a response about rights, in their order: name in lower case, and value."""
 _FIELD = re.compile(
     rb"\n(x-robots-tag|tdm-reservation|tdm-policy|content-usage|content-signal|link)[ \t]{0,8}:[ \t]{0,8}"
-    rb"([^\n]{0,4096})",
+    rb"([^\n]{0,4096}(?:\n[ \t][^\n]{0,4096}){0,16})",
     re.IGNORECASE,
 )
+_FOLD = re.compile(r"\s*\n\s*")
+"""A line break within a field. Source: RFC 9112, section 5.2."""
 
 NO_TRAINING = ("noai", "noml")
 """Directives by which a page asks not to be used for training."""
@@ -65,10 +67,13 @@ SIGNALS = frozenset(("ai-train=no", "ai-train=yes", "ai-input=no", "ai-input=yes
 def rights_fields(head: bytes) -> Fields:
     """Return the fields about rights in the header of an HTTP response, from its status line on."""
     found: list[tuple[str, str]] = []
+    left = {True: MAX_FIELDS, False: MAX_FIELDS}  # pages have many links, which must not hide a reservation
     for match in _FIELD.finditer(head):
-        found.append((match[1].decode("ascii").lower(), match[2].decode("utf-8", "replace").strip()))
-        if len(found) == MAX_FIELDS:
-            break
+        name = match[1].decode("ascii").lower()
+        is_link = name == "link"
+        if left[is_link]:
+            left[is_link] -= 1
+            found.append((name, _FOLD.sub(" ", match[2].decode("utf-8", "replace").strip())))
     return tuple(found)
 
 
@@ -98,16 +103,21 @@ def read_robots_tag(value: str) -> set[str]:
     return directives
 
 
-def is_agent(name: str) -> bool:
-    """Return True if the name of a meta tag is that of an agent: one of AGENTS, or a name with `bot` in it."""
-    return name in _AGENT_NAMES or ("bot" in name and _AGENT.fullmatch(name) is not None)
+def is_agent(name: str, agents: frozenset[str] = AGENT_NAMES) -> bool:
+    """Return True if the name of a meta tag is that of an agent: one of `agents`, or a name with `bot` in it."""
+    return name in agents or ("bot" in name and _AGENT.fullmatch(name) is not None)
 
 
-def limit_directives(directives: Iterable[str]) -> list[str]:
-    """Return directives sorted, those for all agents first, with at most MAX_AGENTS for named agents."""
-    ordered = sorted(directives, key=lambda name: (":" in name, name))
-    general = sum(":" not in name for name in ordered)
-    return ordered[: general + MAX_AGENTS]
+def limit_directives(directives: Iterable[str], agents: frozenset[str] = AGENT_NAMES) -> list[str]:
+    """Return directives sorted, those for all agents first, with at most MAX_AGENTS for named agents.
+
+    Of more, those for `agents` are kept.
+    """
+    general = sorted(name for name in directives if ":" not in name)
+    named = sorted(
+        (name for name in directives if ":" in name), key=lambda name: (name.partition(":")[0] not in agents, name)
+    )
+    return [*general, *sorted(named[:MAX_AGENTS])]
 
 
 def read_usage(value: str) -> dict[str, str]:

@@ -16,6 +16,7 @@ from pipeline.rights.protocols import NEEDS, REASONS, TDM_FILE, reserved
 from pipeline.rights.robots import RobotsFile, Rule, is_denied, path_of, usage_of
 from pipeline.rights.table import RobotsTable
 from schemas.tables import field as column
+from schemas.urls import with_scheme
 
 OF_PAGE = ("robots_meta", "tdm_reservation", "tdm_policy", "content_usage", "header_licence")
 OF_HOST = ("robots_files", "robots_denied", "robots_usage")
@@ -25,6 +26,7 @@ PLAIN_TEXT = "text/plain"
 
 def make_rights(config: RightsConfig, models: Mapping[str, str]) -> RowFunction:
     """Open the tables of robots.txt, and return the function that adds the columns to a row."""
+    agents = frozenset(name.lower() for name in config.agents)
     tables = {name: RobotsTable(models[f"{PREFIX}{name}"]) for name in sorted(config.robots)}
 
     def rights(row: Row) -> None:
@@ -32,7 +34,7 @@ def make_rights(config: RightsConfig, models: Mapping[str, str]) -> RowFunction:
         fields, page = row.get(HEADER_FIELDS), row.get("_payload")
         if fields is not None or page is not None:
             html = page if page is not None and row.get("mime") != PLAIN_TEXT else b""
-            marks = read_marks(fields or (), html)
+            marks = read_marks(fields or (), html, agents)
             row.update((name, getattr(marks, name)) for name in OF_PAGE)
         if tables and row["url"]:
             _look_up(row, tables, config.agents)
@@ -43,9 +45,10 @@ def make_rights(config: RightsConfig, models: Mapping[str, str]) -> RowFunction:
 def _look_up(row: Row, tables: Mapping[str, RobotsTable], agents: tuple[str, ...]) -> None:
     """Add what the robots.txt of the row's host states, by the name of the table."""
     files, denied, usage = list[str](), list[str](), list[str]()
-    path = path_of(row["url"])
+    url = with_scheme(row["url"])
+    path = path_of(url)
     for name, table in tables.items():
-        robots, has_robots = table.of_url(row["url"])
+        robots, has_robots = table.of_url(url)
         if has_robots:
             files.append(name)
         own, preferences = _verdicts(robots, agents, path) if robots.groups else ([], [])
@@ -88,7 +91,7 @@ def checks(config: RightsConfig, models: Mapping[str, str], cutoffs: Cutoffs) ->
 TEXTS = pa.list_(pa.field("element", pa.string()))
 RIGHTS = PerDocument(
     name="rights",
-    version=1,
+    version=2,
     config=RightsConfig,
     reads=("_payload", HEADER_FIELDS, "mime", "url"),
     adds=(*OF_PAGE, *OF_HOST),

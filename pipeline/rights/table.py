@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from multiprocessing import get_context
 from pathlib import Path
+from urllib.parse import unquote
 
 import numpy as np
 import numpy.typing as npt
@@ -42,6 +43,7 @@ from pipeline.sources.splits import find_files, open_stream
 from schemas.errors import ContractError
 from schemas.storage import Store
 from schemas.tables import field as column
+from schemas.urls import ascii_host
 
 BUCKETS = 256
 MAX_RECORD_BYTES = 32 << 20
@@ -132,7 +134,11 @@ def host_of(url: str) -> str:
 
 
 def _normal(host: str) -> str:
-    return _PORT.sub("", host.lower())
+    plain = host.lower()
+    if "%" in plain or not plain.isascii():  # one key for all forms of a name, as for its addresses
+        plain = unquote(plain)
+        plain = ascii_host(plain) or plain
+    return _PORT.sub("", plain)
 
 
 def _key_of(host: str) -> int:

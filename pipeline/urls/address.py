@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from hashlib import blake2s
 from urllib.parse import unquote_to_bytes
 
-from schemas.urls import web_address, without_www
+from schemas.urls import web_address, with_scheme, without_www
 
 MAX_DOMAIN_BYTES = 253
 """Maximum length of a domain. Source: RFC 1035, section 2.3.4, as text."""
@@ -17,10 +17,10 @@ ENDS = b"/?&"
 def address_of(url: str) -> tuple[bytes, bytes] | None:
     """Return host and path of a web URL in lower case, with percent-encoding decoded once; None for another text.
 
-    The host is ASCII and has no port; the path begins with `/` and has the query, but no fragment. The path is UTF-8,
-    or any bytes that were percent-encoded.
+    The URL may have no scheme, as `example.com/a`. The host is ASCII and has no port; the path begins with `/` and has
+    the query, but no fragment. The path is UTF-8, or any bytes that were percent-encoded.
     """
-    parts = web_address(url)
+    parts = web_address(url) or web_address(with_scheme(url))
     if parts is None:
         return None
     host, path = parts

@@ -129,7 +129,7 @@ def checks(config: UrlsConfig, models: Mapping[str, str], cutoffs: Cutoffs) -> t
 
 URLS = PerDocument(
     name="urls",
-    version=1,
+    version=2,
     config=UrlsConfig,
     reads=("url",),
     adds=(LISTS, ALLOWED_COLUMN, *COLUMN_OF.values()),

@@ -28,6 +28,7 @@ from schemas.urls import (
     url_key,
     url_pattern,
     web_host,
+    with_scheme,
 )
 
 FORMS = [
@@ -372,3 +373,24 @@ def test_the_host_that_a_browser_opens(address: str) -> None:
 )
 def test_a_host_has_one_form(address: str, host: str) -> None:
     assert resolved_host(address) == host
+
+
+@pytest.mark.parametrize(
+    ("address", "expected"),
+    [
+        ("a.org/x", "http://a.org/x"),
+        (" user@a.org:8080?x\n", "http://user@a.org:8080?x"),
+        ("bücher。example", "http://bücher。example"),
+        ("//a.org/x", "http://a.org/x"),
+        *((text, text) for text in ("http://a.org", "doc-17", "mailto:x@a.org", "/x.html", "a b.org", "")),
+    ],
+)
+def test_an_address_gets_a_scheme_if_it_has_none(address: str, expected: str) -> None:
+    assert with_scheme(address) == expected
+
+
+def test_a_long_text_gets_no_scheme_in_little_time() -> None:
+    started = time.perf_counter()
+    for unit in (".", "a.", "a", "a:", "a:1"):
+        with_scheme(unit * 200_000 + " ")
+    assert time.perf_counter() - started < 2

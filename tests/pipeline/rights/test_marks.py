@@ -147,11 +147,16 @@ def test_preferences_are_read_leniently() -> None:
 def test_stored_lists_are_bounded_and_keep_reservations() -> None:
     many = {f"bot{number}:noai" for number in range(100)} | {"noai"}
     assert len(limit_directives(many)) == MAX_AGENTS + 1
+    assert "zzz:noai" in limit_directives({*many, "zzz:noai"}, frozenset(["zzz"]))
     assert limit_directives(many)[0] == "noai"
     labels = {f"a{number:03}": "n" for number in range(100)} | {"train-ai": "n"}
     assert len(usage_entries(labels)) == MAX_LABELS
     assert "train-ai=n" in usage_entries(labels)
     assert len(rights_fields(b"\nX-Robots-Tag: noai" * 1_000)) == MAX_FIELDS
+    many_links = b"HTTP/1.1 200 OK" + b"\r\nLink: </a.css>; rel=preload" * 1_000 + b"\r\nX-Robots-Tag: noai"
+    assert rights_fields(many_links)[MAX_FIELDS:] == (("x-robots-tag", "noai"),)
+    folded = b"HTTP/1.1 200 OK\r\nX-Robots-Tag: noindex,\r\n\tnoai\r\nTDM-Reservation:\r\n 1\r\nServer: x"
+    assert rights_fields(folded) == (("x-robots-tag", "noindex, noai"), ("tdm-reservation", "1"))
 
 
 def test_only_the_beginning_of_a_value_is_read() -> None:

@@ -44,6 +44,15 @@ def test_a_page_gets_the_marks_of_its_header_and_its_head() -> None:
     assert [row[name] for name in OF_HOST] == [None, None, None]
 
 
+def test_meta_tags_of_the_agents_of_a_recipe_count() -> None:
+    config = RightsConfig(agents=("cohere-ai",), respect=("robots_meta",))
+    page = b'<head><meta name="Cohere-AI" content="noai"><meta name="author" content="no"></head>'
+    row: Row = {"url": "http://a.org/", "_payload": page, "mime": "text/html"}
+    make_rights(config, {})(row)
+    assert row["robots_meta"] == ["cohere-ai:noai"]
+    assert reserved("robots_meta", config, batch(row)).tolist() == [True]
+
+
 def test_rows_that_are_no_pages_have_no_marks() -> None:
     rights = make_rights(RightsConfig(), {})
     row: Row = {"url": None, "_payload": None, "mime": None, HEADER_FIELDS: None}

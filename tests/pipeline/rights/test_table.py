@@ -102,6 +102,10 @@ def test_another_file_is_refused(tmp_path: Path, content: bytes) -> None:
         ("http://user:x@a.org.:8080", "a.org:8080"),
         ("http://a.org?x", "a.org"),
         ("a.org/x", ""),
+        ("http://bücher.example/", "xn--bcher-kva.example"),
+        ("http://xn--bcher-kva.example:80/", "xn--bcher-kva.example"),
+        ("http://B%C3%BCcher%2Eexample:8080/", "xn--bcher-kva.example:8080"),
+        ("http://a。org/", "a.org"),
         ("mailto:x", ""),
     ],
 )
