@@ -62,7 +62,7 @@ def _model(facts: DisclosedFacts, name: str, sources: list[dict[str, Any]]) -> d
                 "outputs": [{"format": "text"}],
             }
         },
-        "properties": _properties({"steps": step or 0, "tokens read": facts.value("consumed")}),
+        "properties": _properties({"steps": step or 0, "tokens read": facts.value("consumed") if step else 0}),
     }
     if checkpoint is not None:
         # The digest is that of the checkpoint's metadata file, which lists the digests of its weights.

@@ -95,7 +95,7 @@ def croissant(facts: DisclosedFacts, answers: FactsFile) -> MetadataFile:
         name=stated(answers, "dataset.name") or f"penstock-{digest[:12]}",
         description=(
             f"{facts.value('clean'):,} documents of clean text, of which {facts.value('stored')['train']:,} training "
-            f"tokens were made. The newest checkpoint of the run has read {facts.value('consumed'):,} tokens."
+            f"tokens were made.{_read_by_checkpoint(facts)}"
         ),
         licence=stated(answers, "dataset.licence") or "unknown",
         url=stated(answers, "dataset.link") or f"urn:sha256:{digest}",
@@ -112,6 +112,12 @@ def croissant(facts: DisclosedFacts, answers: FactsFile) -> MetadataFile:
     )
     missing = tuple(key for key in ASKED if answers.of(key).state != GIVEN)
     return MetadataFile(NAME, CROISSANT, describe_files(described, facts), missing, has_paths=True)
+
+
+def _read_by_checkpoint(facts: DisclosedFacts) -> str:
+    if facts.step is None:
+        return ""
+    return f" The newest checkpoint of the run has read {facts.value('consumed'):,} tokens."
 
 
 def _stored_columns(facts: DisclosedFacts) -> pa.Schema:

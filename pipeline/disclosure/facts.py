@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from pipeline.disclosure.answers import FactsFile
 from pipeline.disclosure.fact import DisclosedFacts, Fact, Origin
 from pipeline.disclosure.table_facts import facts_of_tables, manifest_path
-from pipeline.tokens.streams import BUCKET_SEPARATOR
+from pipeline.tokens.streams import BUCKET_SEPARATOR, tokens_left
 from schemas.consumption import Consumption, sums
 from schemas.manifest import TableVersion, current_tables
 from schemas.storage import Store
@@ -72,9 +72,11 @@ def _origins_of_consumed(table: TableVersion, consumed: Consumption) -> dict[str
 
 
 def _facts_of_dataset(dataset: Dataset) -> dict[str, Fact]:
-    stored: dict[str, int] = {}
-    for split in (TRAIN, HELDOUT):
-        stored[split] = sum(dataset.num_tokens(split).values())
+    left = tokens_left(dataset)
+    stored = {
+        split: sum(number for stream, number in left.items() if stream.endswith(f"/{split}"))
+        for split in (TRAIN, HELDOUT)
+    }
     contract = dataset.tokenizer
     return {
         "dataset": Fact(dataset.digest, (DATASET,)),

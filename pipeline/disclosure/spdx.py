@@ -127,7 +127,9 @@ def _model(names: SpdxNames) -> Element:
         verifiedUsing=[_sha256(checkpoint.digest)] if checkpoint else [],
         ai_typeOfModel=["transformer language model"],
         ai_informationAboutTraining=(
-            f"{facts.step or 0:,} optimizer steps, which have read {facts.value('consumed'):,} tokens."
+            f"{facts.step:,} optimizer steps, which have read {facts.value('consumed'):,} tokens."
+            if facts.step is not None
+            else "not trained"
         ),
         ai_informationAboutApplication=stated(answers, "model.uses"),
         ai_hyperparameter=_hyperparameters(training),

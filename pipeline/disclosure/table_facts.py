@@ -8,6 +8,7 @@ from pipeline.bias.stage import BIAS, BiasConfig
 from pipeline.disclosure.fact import DisclosedFacts, Fact, Origin
 from pipeline.pii.stage import PII
 from pipeline.plant.stage import PLANT
+from pipeline.tokens.streams import live_tokens
 from schemas.errors import reading
 from schemas.manifest import TableVersion
 from schemas.planted import describe_planted
@@ -40,8 +41,8 @@ def facts_of_tables(tables: Mapping[str, TableVersion]) -> DisclosedFacts:
     if "clean" in tables:
         facts |= _facts_of_clean(tables["clean"])
     if DATASET in tables:
-        streams = tables[DATASET].manifest.content.figures.get("streams", {})
-        facts["stored_tokens"] = Fact(sum(sum(shards) for shards in streams.values()), (DATASET,))
+        folder, manifest = tables[DATASET].folder, tables[DATASET].manifest
+        facts["stored_tokens"] = Fact(sum(live_tokens(folder.child("../.."), manifest).values()), (DATASET,))
     return DisclosedFacts(facts | _facts_of_bias(tables), origins)
 
 

@@ -219,7 +219,7 @@ def _error_rows(counts: Mapping[str, int]) -> Iterator[tuple[str, str, int]]:
 
 def _union_rows(facts: RunFacts) -> Iterator[UnionRow]:
     figures = facts.figures("documents")
-    tokens = sum(sum(shards) for shards in facts.figures("tokens").get("streams", {}).values())
+    tokens = sum(facts.tokens_left.values())
     clean = facts.figures("clean").get("kept_chars", 0)
     rate = tokens / clean if clean and tokens else None
     for name in facts.settings("extract").get("union", ())[1:]:

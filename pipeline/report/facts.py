@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipeline.engine.stage import Drop
-from pipeline.tokens.streams import STREAM_TABLES, TOKENS, mix_drops, mixed_sorting
+from pipeline.tokens.streams import STREAM_TABLES, TOKENS, live_tokens, mix_drops, mixed_sorting
 from schemas.errors import REMOVE_CHECKPOINT, ConfigError, ContractError, reading
 from schemas.ids import digest_of
 from schemas.manifest import RUN_NAME, Manifest, TableVersion, current_tables, read_run
@@ -296,6 +296,13 @@ class RunFacts:
     def figures(self, table: str) -> Mapping[str, Any]:
         """Return the entry `figures` of a table's manifest; empty if the table does not exist yet."""
         return self.tables[table].content.figures if table in self.tables else {}
+
+    @cached_property
+    def tokens_left(self) -> Mapping[str, int]:
+        """The tokens of each stream of the dataset, without those that takedowns removed; empty without a dataset."""
+        if TOKENS.name not in self.tables:
+            return {}
+        return live_tokens(self.folders[TOKENS.name].child("../.."), self.tables[TOKENS.name])
 
     def read_part(self, table: str, part: int, columns: list[str]) -> Iterator[dict[str, Any]]:
         """Yield the rows of one part of a table, with at most ROWS_AT_ONCE in memory."""

@@ -135,7 +135,7 @@ def funnel_rows(facts: RunFacts, reasons: Reasons) -> list[FunnelRow]:
 
 
 def _with_tokens(facts: RunFacts, rows: list[tuple[str, str, int, int | None]]) -> list[FunnelRow]:
-    total = sum(sum(shards) for shards in facts.figures("tokens").get("streams", {}).values())
+    total = sum(facts.tokens_left.values())
     clean = _kept_chars(facts, "clean") - sum(_dropped_chars(facts, "tokens").values())
     rate = total / clean if clean else None
     funnel = [FunnelRow(*row, None if rate is None or row[3] is None else row[3] * rate) for row in rows]

@@ -4,7 +4,7 @@ All figures are counts over the rows that the report reads, so their memory is b
 """
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -181,8 +181,7 @@ def rights_view(facts: RunFacts, counts: RightsCounts, loss: Loss | None) -> Rig
 def _row(name: str, counts: RightsCounts, facts: RunFacts, loss: Loss | None) -> ProtocolRow:
     documents, chars = counts.removed[name]
     share = chars / (counts.all[1] or 1)
-    streams: Mapping[str, Sequence[int]] = facts.figures(TOKENS.name).get("streams", {})
-    tokens = round(share * sum(map(sum, streams.values()))) if streams else None
+    tokens = round(share * sum(facts.tokens_left.values())) if TOKENS.name in facts.tables else None
     return ProtocolRow(name, documents, documents / counts.all[0], chars, share, tokens, _price(share, facts, loss))
 
 

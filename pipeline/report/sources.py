@@ -93,9 +93,9 @@ def _tokens(facts: RunFacts) -> Mapping[str, int] | None:
     if "tokens" not in facts.tables:
         return None
     total: dict[str, int] = {}
-    for stream, shards in facts.figures("tokens").get("streams", {}).items():
+    for stream, number in facts.tokens_left.items():
         name = stream.rpartition("/")[0].partition(BUCKET_SEPARATOR)[0]
-        total[name] = total.get(name, 0) + sum(shards)
+        total[name] = total.get(name, 0) + number
     return total
 
 

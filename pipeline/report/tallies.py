@@ -226,7 +226,7 @@ def contract(facts: RunFacts) -> Mapping[str, Any]:
     figures = facts.figures("tokenizer")
     if "contract" not in figures:
         return {}
-    tokens = sum(stream.tokens for stream in streams(facts))
+    tokens = sum(facts.tokens_left.values())
     text = sum(facts.figures("clean").get("kept_bytes", {}).values())
     left_out = sum(facts.figures("tokens").get("dropped_chars", {}).values())
     if left_out:  # the manifest has characters of documents left out by the mix, but not bytes

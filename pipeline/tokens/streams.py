@@ -23,13 +23,13 @@ from schemas.config import Section, location, suggest_name
 from schemas.entries import lookup_entry
 from schemas.errors import ConfigError, ContractError
 from schemas.ids import is_in_share, shuffle_key
-from schemas.manifest import Manifest, TableVersion, part_key
+from schemas.manifest import Manifest, TableVersion, part_key, read_manifest
 from schemas.mix import Mix, read_mix
 from schemas.older_tables import read_batches
 from schemas.signals import FAMILIES
 from schemas.storage import Store
 from schemas.takedown import takedown_ancestry
-from schemas.tokens import HELDOUT, TRAIN, name_of_copies, shard_key, split_copies
+from schemas.tokens import HELDOUT, TRAIN, Dataset, name_of_copies, shard_key, split_copies
 
 BUCKET_SEPARATOR = "+"
 """Separator between a source and its quality bucket in a stream's name; no source name contains it."""
@@ -369,6 +369,15 @@ def mix_drops(tables: Mapping[str, TableVersion], number: int, sorting: Sorting)
             for row in batch.to_pylist():
                 if row["drop_stage"] is None:
                     yield row["doc_id"], sorting.drop(stream_of(row), row["doc_id"])
+
+
+def tokens_left(dataset: Dataset) -> dict[str, int]:
+    """Return the number of tokens of each stream of a dataset, or of a union, without those that takedowns removed."""
+    total = dict.fromkeys(dataset.streams, 0)
+    for member in dataset.members:
+        for stream, number in live_tokens(member.run, read_manifest(member.folder)).items():
+            total[stream] += number
+    return total
 
 
 def live_tokens(run: Store, dataset: Manifest) -> dict[str, int]:

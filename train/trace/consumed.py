@@ -90,6 +90,8 @@ def count_tokens(consumed: Consumption, dataset: Dataset, order: SampleOrder | N
                 spans = spans.plus(_inside(skipped[source], begin, end))
             _add(consumed, table, spans)
             begin = end
+    if order is None:  # no step has read what was removed
+        consumed.removed = 0
 
 
 def _open(run: Store, dataset: Dataset, step: int | None) -> tuple[Consumption, SampleOrder | None]:

@@ -1,19 +1,25 @@
 """Facts by hand: bands, the number of listed domains, shares and origins."""
 
+import shutil
 from collections import Counter
 from pathlib import Path
 
 import pytest
 
 from pipeline.disclosure.answers import FactsFile
+from pipeline.disclosure.croissant import croissant
 from pipeline.disclosure.facts import collect, consumption_list, num_listed, size_band, sources_of
 from pipeline.disclosure.table_facts import facts_of_tables
+from pipeline.report.facts import collect_facts
 from schemas.consumption import Consumption
 from schemas.manifest import TableVersion, open_table
 from schemas.storage import Store
 from schemas.tokens import open_dataset
 from tests.pipeline.disclosure.facts_file import sums_of
+from tests.support.paths import ROOT
 from tests.support.tiny_dataset import make_tiny_dataset
+from tests.support.tiny_takedown import documents_of, take_down
+from train.trace.consumed import consumption_of
 
 
 @pytest.fixture(scope="module")
@@ -112,3 +118,18 @@ def test_lists_have_all_rows(run: Store) -> None:
 def test_sources_are_named_without_buckets_and_copies(tmp_path: Path) -> None:
     run = make_tiny_dataset(tmp_path / "run", {"web+low": 10, "web+high+x3": 10, "books": 10})
     assert sources_of(open_dataset(run)) == ["books", "web"]
+
+
+def test_what_a_takedown_removed_is_neither_stored_nor_read(tmp_path: Path) -> None:
+    shutil.copytree(ROOT / "tests" / "fixtures" / "runs" / "0.1.0", tmp_path / "run")
+    shutil.rmtree(tmp_path / "run" / "train")
+    run = Store(str(tmp_path / "run"))
+    document = documents_of(open_dataset(run))[0]
+    assert take_down(tmp_path / "run", doc=[document["doc_id"].hex()]) == 0
+    dataset, answers = open_dataset(run), FactsFile("", {}, ("web",))
+    assert dataset.num_tokens() == {"web": document["num_tokens"]}
+    facts = collect(run, dataset, consumption_of(run, dataset), answers, False)
+    assert facts.value("stored") == {"train": 0, "heldout": 0}
+    assert (facts.value("stored_tokens"), facts.value("consumed"), facts.value("removed")) == (0, 0, 0)
+    assert sum(collect_facts(run).tokens_left.values()) == 0
+    assert "checkpoint" not in croissant(facts, answers).values["description"]

@@ -125,9 +125,14 @@ def test_removed_documents_are_counted_apart(run: Store, monkeypatch: pytest.Mon
     monkeypatch.setattr("train.trace.consumed.read_table", with_removed)
     dataset = open_dataset(run)
     consumed = consumption_of(run, dataset)
-    assert consumed.removed == sum(sizes) > 0
-    assert consumed.tokens == sum(dataset.num_tokens().values())
-    assert consumed.domains.totals().tokens == consumed.tokens - consumed.removed
+    assert (consumed.step, consumed.removed) == (None, 0)  # what was removed before training was never read
+    assert consumed.tokens == sum(dataset.num_tokens().values()) - sum(sizes)
+    order = order_of(run, TrainConfig(seq_len=64, steps=60), NO_SKIPS)
+    read = Consumption(60, dataset.digest)
+    count_tokens(read, dataset, order)
+    assert read.removed > 0
+    assert read.tokens == 60 * 8 * 64
+    assert read.domains.totals().tokens == read.tokens - read.removed
 
 
 def test_a_checkpoint_without_its_plan_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
