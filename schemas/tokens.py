@@ -5,6 +5,7 @@ is a list<uint16|uint32> whose flat buffers, batch after batch, are the token st
 a second file.
 """
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -61,6 +62,18 @@ def unescape(text: str) -> str:
     if ESCAPE in text:
         return text.replace(f"{ESCAPE}1", SPACE).replace(f"{ESCAPE}0", ESCAPE)
     return text
+
+
+MARK = re.compile(r"<[^<>\s]+>|\[[^\[\]\s]+\]")
+"""Added tokens that mark parts of a prompt, such as `<|fim_prefix|>` and `<tool_call>`: some models do not list them as
+special, but a page that quotes them does not give orders. Added words and runs of spaces are vocabulary."""
+
+
+def encode_marks_as_text(model: Any) -> None:
+    """Make a `tokenizers.Tokenizer` encode special tokens and marks that a text contains as text."""
+    added = model.get_added_tokens_decoder().values()
+    model.add_special_tokens([token.content for token in added if not token.special and MARK.fullmatch(token.content)])
+    model.encode_special_tokens = True  # "</s>" in a text is text
 
 
 class TokenizerContract(BaseModel):

@@ -55,7 +55,7 @@ def given_model(config: TokenizerConfig) -> dict[str, str]:
     return {"tokenizer": folder.path(manifest.paths["model"])}
 
 
-TOKENIZER = Relation(name="tokenizer", version=1, config=TokenizerConfig, models=given_model)
+TOKENIZER = Relation(name="tokenizer", version=2, config=TokenizerConfig, models=given_model)
 SAMPLE_SEED = 7
 SAMPLE = pa.schema([pa.field("key", pa.int64()), pa.field("doc_id", pa.binary()), pa.field("text", pa.string())])
 SAMPLE_DDL = "key long, doc_id binary, text string"

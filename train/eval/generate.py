@@ -15,7 +15,7 @@ from torch import Tensor
 from schemas.errors import ConfigError, PenstockError
 from schemas.logs import print_error, printable_output
 from schemas.storage import Store
-from schemas.tokens import Dataset, TokenizerContract, escape
+from schemas.tokens import Dataset, TokenizerContract, encode_marks_as_text, escape
 from train.checkpoint.state import (
     STORED_WEIGHTS,
     default_device,
@@ -85,7 +85,7 @@ def open_codec(dataset: Dataset) -> Codec:
     from tokenizers import Tokenizer
 
     tokenizer = Tokenizer.from_buffer(data)
-    tokenizer.encode_special_tokens = True  # "</s>" in a text is text
+    encode_marks_as_text(tokenizer)
     tokenizer.no_padding()
     tokenizer.no_truncation()
     return Codec(

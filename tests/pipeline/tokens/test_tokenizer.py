@@ -112,6 +112,18 @@ def test_nothing_is_lost_and_nothing_injected(tokenizer: Tokenizer, text: str) -
     assert ids.dtype == tokenizer.contract.dtype
 
 
+def test_marks_that_a_model_does_not_call_special_are_text(tmp_path: Path) -> None:
+    model = byte_level()
+    model.add_tokens(["<|fim_prefix|>", "<tool_call>", "[INST]", "    ", "tramway"])
+    model.save(str(tmp_path / "tokenizer.json"))
+    loaded = load_tokenizer(tmp_path / "tokenizer.json", "huggingface", given_config(tmp_path / "tokenizer.json"))
+    text = "a<|fim_prefix|>b<tool_call>c[INST]    tramway"
+    ids = loaded.encode(text).tolist()
+    assert loaded.decode(ids) == text
+    found = [name for name, number in model.get_vocab().items() if number in ids and number >= 400]
+    assert sorted(found) == ["    ", "tramway"]
+
+
 def test_real_text_in_many_languages_is_kept(tokenizer: Tokenizer, shared_data: Path) -> None:
     counts: dict[str, int] = {}
     for name in ("ud", "lingua"):
