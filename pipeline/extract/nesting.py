@@ -1,7 +1,8 @@
 """The nesting of a page, which is estimated before parsing: HTML parsers and extractors take time quadratic in depth.
 
 Most pages have fewer start tags than the limit has levels, which a count of bytes shows; the others are scanned once.
-The estimate is never too low: an end tag closes only elements of its own name, and tags inside scripts count as tags.
+The estimate is never too low: an end tag closes only elements of its own name, tags inside scripts and comments count
+as tags, and an end tag that a parser may not see closes none that the parser may see.
 """
 
 import re
@@ -21,10 +22,17 @@ NESTING_REASONS = {
     "unclosed_formatting": "unclosed formatting elements would be reopened more often than a parser can bear",
 }
 
-SCAN_CHARS = 1 << 18
-"""Length of text that is scanned at a time [code points], so that the scan of a maliciously nested page ends early."""
+ATTRIBUTE_FACTOR = 8
+"""Length of the attributes that are read of a page, as a multiple of its length; beyond it no end tag counts."""
 
-_TAG = re.compile(r"<(/?[a-zA-Z][^\s/>]*)")
+_MARKUP = re.compile(r"<(?:(/?[a-zA-Z][^\t\n\f\r />]*+)|!--|!\[CDATA\[|[!?/])")
+_ATTRIBUTES = re.compile(
+    r"""(?:[\t\n\f\r /]++|[^\t\n\f\r />][^\t\n\f\r />=]*+"""
+    r"""(?:[\t\n\f\r ]*+=[\t\n\f\r ]*+(?:"[^"]*+"|'[^']*+'|(?!["'])[^\t\n\f\r >]*+))?+)*+"""
+)
+"""The attributes of a tag, as in WHATWG HTML, 13.2.5."""
+_RAW = frozenset(("script", "style", "xmp", "iframe", "noembed", "noframes", "textarea", "title", "plaintext"))
+"""Elements whose content is text to a parser, unless they are in a drawing, a menu or the like."""
 _NO_CONTENT = "area base br col embed frame hr img input link meta param source track wbr"
 _CLOSED_BY_NEXT = "a body dd dt head html li nobr option p tbody td tfoot th thead tr"
 _DRAWING = "circle ellipse image line path polygon polyline rect stop use"  # closed in the start tag
@@ -63,34 +71,96 @@ def num_formatting_in_python(text: str) -> int:
 
 def _scan(text: str, max_depth: int) -> Drop | None:
     kinds: dict[str, tuple[str, bool, bool, bool]] = {}
-    opened: dict[str, int] = {}
-    depth = formatting = reopened = start = 0
-    while start >= 0:
-        end = text.find("<", start + SCAN_CHARS)
-        for tag in _TAG.findall(text, start, end if end >= 0 else len(text)):
-            kind = kinds.get(tag)
-            if kind is None:
-                kind = kinds[tag] = _kind(tag)
-            name, starts, nests, formats = kind
-            if not starts:
-                if opened.get(name):
-                    opened[name] -= 1
-                    depth -= 1
-                    formatting -= formats
-                continue
-            if nests:
-                opened[name] = opened.get(name, 0) + 1
-                depth += 1
-                if depth > max_depth:
-                    return Drop("too_deep", depth, max_depth)
-            if formats:
-                formatting += 1
-            elif formatting:
-                reopened += formatting
-                if reopened > MAX_REOPENED:
-                    return Drop("unclosed_formatting", reopened, MAX_REOPENED)
-        start = end
+    opened: dict[str, list[int]] = {}
+    hiding = _Hiding(text)
+    depth = formatting = reopened = 0
+    for match in _MARKUP.finditer(text):
+        tag, place = match[1], match.start()
+        begin = hiding.see(match)
+        if tag is None:
+            continue
+        kind = kinds.get(tag)
+        if kind is None:
+            kind = kinds[tag] = _kind(tag)
+        name, starts, nests, formats = kind
+        if not starts:
+            if (places := opened.get(name)) and places[-1] > begin:
+                places.pop()
+                depth -= 1
+                formatting -= formats
+            continue
+        if nests:
+            opened.setdefault(name, []).append(place)
+            depth += 1
+            if depth > max_depth:
+                return Drop("too_deep", depth, max_depth)
+        if formats:
+            formatting += 1
+        elif formatting:
+            reopened += formatting
+            if reopened > MAX_REOPENED:
+                return Drop("unclosed_formatting", reopened, MAX_REOPENED)
     return None
+
+
+class _Hiding:
+    """The ranges of a page in which a parser may see no tags: comments, attributes, scripts and the like.
+
+    Which of them there are depends on the parser's state, so one begins at every place where one could, and none ends
+    too early. If an end tag is in one that a parser sees, so is each start tag after the last begin before the end tag.
+    """
+
+    def __init__(self, text: str):
+        self._text = text
+        self._open: list[tuple[int, int]] = []
+        """(begin, end) of ranges, by begin; the last one is open."""
+        self._ends: dict[tuple[str, str], int] = {}
+        """The place of each mark that was found last, by mark and use."""
+        self._left = ATTRIBUTE_FACTOR * len(text)
+
+    def see(self, match: re.Match[str]) -> int:
+        """Return the begin of the last range around a match, -1 without one; add the range that begins with it."""
+        place = match.start()
+        while self._open and self._open[-1][1] <= place:
+            self._open.pop()
+        begin = self._open[-1][0] if self._open else -1
+        if (end := self._end_of(match)) > match.end():
+            self._open.append((place, end))
+        return begin
+
+    def _end_of(self, match: re.Match[str]) -> int:
+        tag, after = match[1], match.end()
+        if tag is None:
+            mark = match[0][1:]
+            return self._after({"!--": "-->", "![CDATA[": "]]>"}.get(mark, ">"), after)
+        if (name := tag.lower()) in _RAW:
+            return self._after_raw(name, after)
+        if self._left < 0:  # Tags in attributes of each other would be read again and again.
+            return len(self._text)
+        end = after
+        if self._text[after : after + 1] != ">" and (attributes := _ATTRIBUTES.match(self._text, after)):
+            end = attributes.end()
+            self._left -= end - after
+        return end
+
+    def _after_raw(self, name: str, place: int) -> int:
+        """Return the end of a script or the like. In a script, its end tag is text in some comments."""
+        end = self._after(f"</{name}", place)
+        while name == "script" and (comment := self._after("<!--", place, "in script")) < end:
+            place = self._after("-->", comment + 4, "in script")
+            end = self._after("</script", place, "in script")
+        return end
+
+    def _after(self, mark: str, place: int, use: str = "") -> int:
+        """Return the next place of a mark, in letters of any case; the end of the text if there is none.
+
+        It may be a later one than the next if an earlier call for the same use was for a later place.
+        """
+        end = self._ends.get((mark, use), -1)
+        if end < place:
+            found = re.compile(re.escape(mark), re.IGNORECASE | re.ASCII).search(self._text, place)
+            end = self._ends[mark, use] = found.start() if found is not None else len(self._text)
+        return end
 
 
 def _kind(tag: str) -> tuple[str, bool, bool, bool]:
