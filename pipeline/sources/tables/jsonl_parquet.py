@@ -29,6 +29,8 @@ entries of a dictionary may take far more than they take in the file. Reading ta
 MAX_RATIO = 100
 """Ratio of compression from which a row group is not read, if one of its columns of texts is also larger than
 MAX_TEXT_BYTES. A page of the file has to be decompressed whole."""
+MAX_STATED_ROWS = 1 << 48
+"""Number of rows from which the footer of a file is not believed: offsets of rows are sums of what it states."""
 SMALL_BYTES = 4 << 20
 """Size of a column of a row group up to which the size of its dictionary is not looked at [bytes]."""
 
@@ -72,12 +74,13 @@ def read_parquet(
         try:
             file = pq.ParquetFile(stream, pre_buffer=False, buffer_size=BUFFER_BYTES)
             columns = columns_of(file.schema_arrow.names)
+            stated = _stated_rows(file.metadata)
         except UNREADABLE:
             yield SourceItem(0, new_row("gap"), Drop("unreadable_gap", float(size)))
             return
         first_group = split.first.resume[0] if split.first.resume else 0
-        for group in range(first_group, file.num_row_groups):
-            end = num_rows + file.metadata.row_group(group).num_rows
+        for group in range(first_group, len(stated)):
+            end = num_rows + stated[group]
             texts = _texts(file, group, columns)
             bomb = max((text.total_uncompressed_size for text in texts if _is_bomb(text)), default=0)
             for value in _group(file, group, columns, _most_rows(stream, texts)) if not bomb else ():
@@ -85,10 +88,9 @@ def read_parquet(
                     break
                 yield SourceItem(num_rows, *parse(value))
                 num_rows += 1
-            if most <= num_rows < file.metadata.num_rows:
-                drop = Drop("too_many_rows", float(file.metadata.num_rows), float(most))
-                yield SourceItem(num_rows, new_row("gap"), drop)
-                num_rows = file.metadata.num_rows
+            if most <= num_rows < sum(stated):
+                yield SourceItem(num_rows, new_row("gap"), Drop("too_many_rows", float(sum(stated)), float(most)))
+                num_rows = sum(stated)
                 return
             if num_rows < end:
                 lost = Drop("unreadable_gap", float(end - num_rows))
@@ -107,18 +109,27 @@ def find_row_groups(stream: ByteStream, config: SourceConfig, places: Sequence[i
     size, left, num_rows, begin = stream.seek(0, 2), deque(places), 0, 0
     try:
         facts = pq.ParquetFile(stream, pre_buffer=False).metadata
+        stated = _stated_rows(facts)
         groups = [facts.row_group(number) for number in range(facts.num_row_groups)]
     except UNREADABLE:
         return
     weights = [max(0, group.total_byte_size) for group in groups]
     total = max(1, sum(weights))
-    for number, group in enumerate(groups):
+    for number in range(len(groups)):
         if num_rows >= most_rows(size):
             return
-        while left and group.num_rows > 0 and num_rows and left[0] * total <= begin * size:
+        while left and stated[number] and num_rows and left[0] * total <= begin * size:
             left.popleft()
             yield RangeStart(num_rows, 0, (number,))
-        num_rows, begin = num_rows + group.num_rows, begin + weights[number]
+        num_rows, begin = num_rows + stated[number], begin + weights[number]
+
+
+def _stated_rows(facts: pq.FileMetaData) -> list[int]:
+    """Return the number of rows of each row group, by the footer. Raises ValueError if they cannot be true."""
+    stated = [facts.row_group(group).num_rows for group in range(facts.num_row_groups)]
+    if min(stated, default=0) < 0 or sum(stated) > MAX_STATED_ROWS:
+        raise ValueError(f"expected 0 to {MAX_STATED_ROWS} rows, got others in the footer")
+    return stated
 
 
 def _texts(file: pq.ParquetFile, group: int, columns: list[str]) -> list[Any]:

@@ -24,7 +24,7 @@ from pipeline.sources.config import SourceConfig
 from pipeline.sources.provenance import COLUMNS
 from pipeline.sources.rows import is_number
 from pipeline.sources.splits import HashedStream
-from pipeline.sources.tables.jsonl_parquet import MAX_TEXT_BYTES, open_jsonl, open_parquet
+from pipeline.sources.tables.jsonl_parquet import MAX_TEXT_BYTES, find_row_groups, open_jsonl, open_parquet
 from tests.support.paths import ROOT
 from tests.support.tiny_archive import record
 
@@ -416,3 +416,35 @@ def test_parquet_columns_beside_the_text():
     assert first[0]["_meta"].cut == ("unreadable",)
     assert json.loads(second[0]["meta"]) == {"far": "1970-01-01T00:00:00", "bad": "a"}
     assert [drop for _, drop in (first, second)] == [None, None]
+
+
+def with_rows_stated(stored: bytes, actual: int, stated: int) -> bytes:
+    """A Parquet file whose row groups of `actual` rows state another number of them."""
+
+    def field(number: int) -> bytes:
+        value, out = (number << 1 ^ number >> 63) & (1 << 64) - 1, b"\x16"
+        while value > 0x7F:
+            value, out = value >> 7, out + bytes([value & 0x7F | 0x80])
+        return out + bytes([value])
+
+    size = int.from_bytes(stored[-8:-4], "little")
+    footer = stored[-8 - size : -8]
+    first, *rest = footer.split(field(actual))  # the column of each group states it first, and then the group
+    parts = [field(stated if at % 2 else actual) + part for at, part in enumerate(rest)]
+    footer = b"".join([first, *parts])
+    return stored[: -8 - size] + footer + len(footer).to_bytes(4, "little") + b"PAR1"
+
+
+@pytest.mark.parametrize("stated", [1 << 62, (1 << 63) - 1, -1, -(1 << 62), (1 << 48) + 1])
+def test_a_footer_that_states_impossible_numbers_of_rows_is_unreadable(stated: int) -> None:
+    out = io.BytesIO()
+    table = pa.table({"text": [f"words {number}" for number in range(1234)]})
+    with pq.ParquetWriter(out, table.schema, write_statistics=False, store_schema=False) as writer:
+        for _ in range(3):
+            writer.write_table(table)
+    assert len(read(with_rows_stated(out.getvalue(), 1234, 1234), open_parquet)[0]) == 3 * 1234
+    stored = with_rows_stated(out.getvalue(), 1234, stated)
+    ((row, drop),), _ = read(stored, open_parquet)
+    assert (row["record_type"], row["length"]) == ("gap", 0)
+    assert drop == Drop("unreadable_gap", float(len(stored)))
+    assert list(find_row_groups(io.BytesIO(stored), CONFIG, [len(stored) // 2])) == []
