@@ -7,6 +7,7 @@ own, which are initialized as in a new model.
 
 import hashlib
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -109,7 +110,8 @@ def _check_tokenizer(folder: Path, dataset: Dataset, rows: int) -> None:
     own = dataset.tokenizer_folder.read_bytes(dataset.tokenizer_path)
     data = path.read_bytes()
     if own != data:
-        theirs, ours = _pieces(data, path.suffix == ".json", str(path)), _pieces(own, contract.kind == "huggingface")
+        are_json = path.suffix == ".json", contract.kind == "huggingface"
+        theirs, ours = _pieces(data, are_json[0], str(path)), _pieces(own, are_json[1])
         others = [number for number, piece in theirs.items() if number < rows and ours.get(number) != piece]
         if others:
             shown = ", ".join(
@@ -120,12 +122,33 @@ def _check_tokenizer(folder: Path, dataset: Dataset, rows: int) -> None:
                 f"{len(others)} of {len(theirs)} ids have other pieces ({shown}). Make the dataset with "
                 f"tokenizer.model = {path}."
             )
+        if all(are_json) and (parts := [*_other_parts(data, own)]):
+            raise ConfigError(
+                "train.init_from: expected a dataset with the tokenizer of the weights, got one that divides texts in "
+                f"another way, by its {', '.join(parts)}. Make the dataset with tokenizer.model = {path}."
+            )
     taken = {name: number for name, number in contract.reserved.items() if number >= rows}
     if contract.vocab_size - len(taken) > rows:
         raise ConfigError(
             f"train.init_from: expected weights for every id of the dataset's tokenizer, got {rows} rows for "
             f"{contract.vocab_size - len(taken)} ids. Use the weights that belong to this tokenizer."
         )
+
+
+PARTS = ("normalizer", "pre_tokenizer", "model")
+"""Parts of a tokenizer.json that decide the ids of a text, besides the pieces."""
+
+
+def _other_parts(data: bytes, own: bytes) -> Iterator[str]:
+    """Yield the parts of two files tokenizer.json by which equal pieces are found in other places of a text."""
+    from tokenizers import Tokenizer
+
+    theirs, ours = (json.loads(Tokenizer.from_buffer(file).to_str()) for file in (data, own))
+    for file in (theirs, ours):
+        # Pieces are compared by id, and a dataset may have more of them. Those of a unigram model have scores.
+        if isinstance(file["model"]["vocab"], dict):
+            del file["model"]["vocab"]
+    yield from (name for name in PARTS if theirs[name] != ours[name])
 
 
 def _pieces(data: bytes, is_json: bool, where: str = "tokenizer") -> dict[int, str]:
@@ -137,9 +160,13 @@ def _pieces(data: bytes, is_json: bool, where: str = "tokenizer") -> dict[int, s
             return {number: piece for piece, number in Tokenizer.from_buffer(data).get_vocab().items()}
         from sentencepiece import SentencePieceProcessor
 
+        if not data:
+            raise ValueError("an empty file")
         model = SentencePieceProcessor(model_proto=data)
         return {number: model.id_to_piece(number) for number in range(model.get_piece_size())}
-    except Exception as error:  # both libraries raise exceptions of their own
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:  # both libraries raise exceptions of their own; a panic of Rust is no Exception
         raise ContractError(
             f"{where}: expected a file of a tokenizer, got one that cannot be read ({error}). Download it again."
         ) from error

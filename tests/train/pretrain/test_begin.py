@@ -2,8 +2,10 @@
 
 import json
 import shutil
+from contextlib import nullcontext
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -264,6 +266,27 @@ def test_a_folder_with_another_tokenizer_is_refused(old: Path, tmp_path: Path) -
     path.unlink()
     with pytest.raises(ConfigError, match=r"expected tokenizer.json or tokenizer.model beside the weights, got none"):
         plan_of(new_run(tmp_path / "none", folder))
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "message"),
+    [
+        ({"normalizer": {"type": "Lowercase"}}, ConfigError, "divides texts in another way, by its normalizer. Make"),
+        ({"pre_tokenizer": {"type": "Digits", "individual_digits": True}}, ConfigError, "way, by its pre_tokenizer. "),
+        ({"truncation": None, "padding": None, "version": "1.0"}, None, ""),
+        # What the library makes of it is a panic, which is no Exception.
+        ({"normalizer": {"type": "Precompiled", "precompiled_charsmap": "YWJj"}}, ContractError, "cannot be read"),
+    ],
+)
+def test_a_tokenizer_with_the_same_pieces_divides_texts_alike(
+    old: Path, tmp_path: Path, changes: dict[str, Any], error: type[Exception] | None, message: str
+) -> None:
+    folder = tmp_path / "model"
+    export_checkpoint(Store(str(old)), folder, 4)
+    path = folder / "tokenizer.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+    with pytest.raises(error, match=message) if error else nullcontext():
+        plan_of(new_run(tmp_path / "run", folder))
 
 
 def test_ids_without_weights_get_rows_of_a_new_model(tmp_path: Path) -> None:
