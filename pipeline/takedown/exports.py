@@ -4,6 +4,7 @@ An export is outside of the run, so a takedown does not change it unless it is a
 holds follows from the versions of the tables that it was made from.
 """
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -152,15 +153,16 @@ def delete_export(run: Store, receipt: ExportReceipt) -> None:
 
     Nothing is deleted a second time: the files of the new export have the same names, and it may resume. Files of
     Megatron may be in a folder with others. Raises ConfigError before anything is deleted if the folder has other or
-    changed files.
+    changed files, or if the receipt names files that no export writes: a receipt of others may name any.
     """
     if receipt.deleted:
         return
     out = Store(receipt.destination)
     known: dict[str, Any] = {file.path: file.sha256 for file in receipt.files}
-    present = [name for name in out.walk() if name in known or receipt.options["format"] != "megatron"]
+    present = [name for name in out.walk() if name in known or receipt.options.get("format") != MEGATRON]
     if known.keys().isdisjoint(present):
         return
+    _check_files(receipt)
     for name in present:
         if known.get(name) is None or out.sha256(name) != known[name]:
             raise ConfigError(
@@ -171,3 +173,23 @@ def delete_export(run: Store, receipt: ExportReceipt) -> None:
     for name in sorted(present, key=lambda own: own != "export.json"):
         out.delete(name)
     mark_deleted(run, receipt)
+
+
+MEGATRON = "megatron"
+MEGATRON_FILES = re.compile(r"[^/]+\.(bin|idx)")
+TEXT_FILES = re.compile(r"export\.json|README\.md|croissant\.json|data/[^/]+")
+"""The files of an export of documents or of a table, which always has export.json."""
+
+
+def _check_files(receipt: ExportReceipt) -> None:
+    """Raise ConfigError unless the files of a receipt are those of an export in its format."""
+    names = {file.path for file in receipt.files}
+    if receipt.options.get("format") == MEGATRON:
+        form, needed = MEGATRON_FILES, {f"{name.removesuffix('.bin')}.idx" for name in names if name.endswith(".bin")}
+    else:
+        form, needed = TEXT_FILES, {"export.json"}
+    if wrong := [*(name for name in sorted(names) if not form.fullmatch(name)), *sorted(needed - names)]:
+        raise ConfigError(
+            f"takedown --remake-exports: expected the files of an export in {receipt.destination}, got a receipt "
+            f"{receipt.id} {'with' if wrong[0] in names else 'without'} {wrong[0]}. Make this export again yourself."
+        )
