@@ -21,7 +21,7 @@ from schemas.errors import ConfigError, ContractError, PenstockError
 from schemas.manifest import RUN_NAME
 from schemas.paths import METRICS_NAME, PLAN_NAME
 from schemas.storage import Store
-from schemas.text import printable_value
+from schemas.text import printable_value, to_json_value
 
 PROGRESS_NAME = "progress.json"
 """File of a run folder in which a running command reports its steps."""
@@ -77,7 +77,7 @@ class LiveCurve:
         try:
             for line in complete.splitlines():
                 self._add(json.loads(line))
-        except (ValueError, KeyError, TypeError, RecursionError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
             raise ContractError(
                 f"{run.uri}/{METRICS_NAME}: expected one complete step per line, got an invalid line ({error!r}). "
                 f"Restore {METRICS_NAME} from a backup."
@@ -179,6 +179,8 @@ def read_progress(run: Store) -> dict[str, Any]:
         )
     steps = progress.get("steps")
     missing = [name for name in PROGRESS_FIELDS if name not in progress]
+    if steps is not None and not (isinstance(steps, list) and all(isinstance(step, dict) for step in steps)):
+        missing, steps = [*missing, "steps as a list of objects"], []
     missing += [f"steps.{name}" for name in STEP_FIELDS if any(name not in step for step in steps or ())]
     try:
         _age(progress.get("updated", ""), datetime.now(UTC))
@@ -291,7 +293,7 @@ class LiveHandler(BaseHTTPRequestHandler):
 
     def _state(self) -> tuple[str, bytes, dict[str, str]]:
         values = self.live.state(datetime.now(UTC))
-        return "application/json", json.dumps(printable_value(values)).encode(), {}
+        return "application/json", json.dumps(printable_value(to_json_value(values)), allow_nan=False).encode(), {}
 
     def _report(self) -> tuple[str, bytes, dict[str, str]]:
         try:

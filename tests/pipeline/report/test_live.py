@@ -3,6 +3,7 @@
 import http.client
 import json
 import threading
+import urllib.request
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -147,6 +148,8 @@ def test_the_state_of_a_run(run: Store) -> None:
             r"got one without command, started, updated, state, steps, updated as ISO 8601 with a zone\.",
         ),
         (progress([{"name": "x"}]), r"got one without steps\.state, steps\.what, steps\.rows, steps\.seconds\."),
+        (progress(5), r"got one without steps as a list of objects\."),
+        (progress([5]), r"got one without steps as a list of objects\."),
         (progress([], updated="2026-01-01T00:00:00"), r"got one without updated as ISO 8601 with a zone\."),
     ],
 )
@@ -164,6 +167,28 @@ def test_the_state_of_training(tmp_path: Path) -> None:
     assert (training["step"], training["steps"], training["loss"], training["seconds_left"]) == (40, 40, 4.0, 0.0)
     assert training["finished"]
     assert (len(training["points"]), training["heldout"]) == (39, [(20, 6.5), (40, 4.5)])
+
+
+@pytest.mark.parametrize("line", [b"[1]", b'{"step": 1e999}', b'{"step": 1, "loss": 1, "step_seconds": [1]}'])
+def test_a_line_that_is_no_step_is_described(tmp_path: Path, line: bytes) -> None:
+    run = Store(str(tmp_path))
+    run.write_atomic("train/metrics.jsonl", line + b"\n")
+    problem = LiveRun(run, ReportOptions()).state(NOW)["problem"]
+    assert "metrics.jsonl: expected one complete step per line, got an invalid line" in problem
+
+
+def test_numbers_that_are_not_finite_are_none(tmp_path: Path) -> None:
+    """A browser reads no NaN and no Infinity in JSON."""
+    run = Store(str(tmp_path))
+    run.write_atomic("train/metrics.jsonl", b'{"step": 1, "loss": NaN, "tokens_per_second": Infinity}\n')
+    live = LiveServer(run, 0, ReportOptions())
+    thread = threading.Thread(target=live.serve, daemon=True)
+    thread.start()
+    with urllib.request.urlopen(live.address.replace("/?", "/state?")) as answer:
+        state = json.loads(answer.read(), parse_constant=lambda name: pytest.fail(name))
+    live.close()
+    thread.join()
+    assert (state["training"]["loss"], state["training"]["tokens_per_second"]) == (None, None)
 
 
 def lines(first: int, last: int) -> bytes:
