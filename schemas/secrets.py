@@ -7,6 +7,7 @@ that looks like a secret is never part of a message.
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any
+from urllib.parse import unquote
 
 WORD_STARTS = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 SECRET_NAME = re.compile(
@@ -24,8 +25,11 @@ OF_TEXTS = re.compile(r"token(s|iz)")
 SWITCH = re.compile(r"(?i)true|false")
 SECRET_TEXTS: Mapping[str, re.Pattern[str]] = {
     "an address with a password": re.compile(r"(?i)\b[a-z][a-z0-9+.-]*://[^/\s?#@:]*:[^/\s@]+@"),
+    # Servers of packages and of sources take a token in the place of the user's name.
+    "an address with a user": re.compile(r"(?i)\bhttps?://[^/\s?#@]+@"),
     "an address with a signature or a token": re.compile(
-        r"(?i)[?&;](([\w.-]*[_.-])?sig|googleaccessid|[\w.-]*(token|secret|credentials?|signature|passw(or)?d|passphrase|"
+        r"(?i)[?&;#](auth|jwt|pwd|pass|([\w.-]*[_.-])?sig|googleaccessid|"
+        r"[\w.-]*(token|secret|credentials?|signature|passw(or)?d|passphrase|"
         r"(secret|access|account|api|private|shared|session|encryption|customer)[_.-]?key([_.-]?id)?))="
     ),
     "an account key": re.compile(r"(?i)\b(accountkey|sharedaccesskey|sharedaccesssignature)="),
@@ -51,7 +55,8 @@ def is_secret_name(name: str) -> bool:
 
 def secret_in(text: str) -> str | None:
     """Return the description of a secret that a text contains, such as `a private key`; None if there is none."""
-    return next((what for what, pattern in SECRET_TEXTS.items() if pattern.search(text)), None)
+    forms = {text, unquote(text)}  # a server decodes an address before it looks for its names
+    return next((what for what, pattern in SECRET_TEXTS.items() if any(map(pattern.search, forms))), None)
 
 
 def shown_value(value: object) -> str:

@@ -46,6 +46,12 @@ HARMLESS_NAMES = [
     "spark.keytab",
 ]
 SECRET_TEXTS = [
+    "https://0123456789abcdef@example.com/simple",
+    "https://user%3Ahunter2@example.com/a.warc.gz",
+    "https://b.example/a#access_token=0f",
+    "https://b.example/a?%73ig=abc",
+    "https://b.example/a?b=c&auth=0f",
+    "https://b.example/a?jwt=0f",
     "s3://AKIAIOSFODNN7EXAMPLE@bucket/crawl",
     "https://user:hunter2@example.com/a.warc.gz",
     "s3a://key:secret@bucket/crawl",
@@ -67,6 +73,8 @@ SECRET_TEXTS = [
     "the token is ghp_abcdefghijklmnopqrstuvwxyz0123456789",
 ]
 HARMLESS_TEXTS = [
+    "https://example.com/@user/a?mail=a@b#auth",
+    "abfs://container@account.dfs.core.windows.net/100%",
     "crawl/*.warc.gz",
     "s3://bucket/crawl/*.warc.gz",
     "https://example.com/a?page=2&signal=3&tokens=5&design=a&secretary=b&key=c&client_id=1",
