@@ -3,7 +3,7 @@
 Rows that Spark persists are lost with their executor, and Spark then computes everything that led to them again. Here
 every task writes Arrow files through pyarrow.fs, and the driver lists them in a JSON file in one atomic write. So a
 killed worker loses nothing, and a killed run resumes after the last stored frame. Files of failed or speculative task
-attempts are in no list. A frame that other code stored is computed again.
+attempts are in no list. A frame that other code or libraries stored is computed again.
 """
 
 import functools
@@ -18,7 +18,7 @@ from typing import Any
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
-from pipeline.engine.code_digest import code_digest
+from pipeline.engine.code_digest import code_digest, libraries_digest
 from pipeline.engine.parquet import FileWriter
 from pipeline.engine.part import FRAMES, TaskResult, current_inputs
 from pipeline.engine.spark import dataframe_from_tasks, run_partitions
@@ -114,8 +114,8 @@ class FrameStore:
     def keep(self, name: str, frame: DataFrame) -> StoredFrame:
         """Store the rows of `frame` under `name` and return the stored frame.
 
-        If an interrupted run of the same code has stored `name` already, from the same tables, that stored frame is
-        returned and `frame` is not computed.
+        If an interrupted run of the same code and libraries has stored `name` already, from the same tables, that
+        stored frame is returned and `frame` is not computed.
         """
         return self.store_each(name, frame, functools.partial(_one_kind, name), {name: frame.schema.toDDL()})[name]
 
@@ -125,12 +125,12 @@ class FrameStore:
         """Apply `step` to each partition of a frame, store the batches that it yields, and return one frame per kind.
 
         `schemas` maps each kind of batch to its columns as Spark DDL. `what` is shown as the work of the current step.
-        If an interrupted run of the same code has stored `name` already, from the same tables, the stored frames are
-        returned and `step` is not called.
+        If an interrupted run of the same code and libraries has stored `name` already, from the same tables, the stored
+        frames are returned and `step` is not called.
         """
-        listing, made_by = f"{name}.json", {"code": code_digest(), "inputs": current_inputs()}
-        stored = self.folder.read_json(listing) if self.folder.exists(listing) else {}
-        if {key: stored.get(key, "") for key in made_by} != made_by:
+        listing = f"{name}.json"
+        made_by = {"code": code_digest(), "libraries": libraries_digest(), "inputs": current_inputs()}
+        if not self._has(listing, made_by):
             write = functools.partial(_write, self.folder, name, step)
             files: dict[str, list[TaskResult]] = {kind: [] for kind in schemas}
             for answer in run_partitions(frame, write, what):
@@ -143,6 +143,14 @@ class FrameStore:
             kind: StoredFrame(self.spark, self.folder, value["schema"], [StoredFile(**file) for file in value["files"]])
             for kind, value in kept.items()
         }
+
+    def _has(self, listing: str, made_by: Mapping[str, str]) -> bool:
+        """Return True if frames are stored that were made by this code. A damaged list is worth as much as none."""
+        try:
+            stored = self.folder.read_json(listing) if self.folder.exists(listing) else {}
+        except ContractError:
+            return False
+        return isinstance(stored, dict) and FRAMES in stored and made_by.items() <= stored.items()
 
     def clear(self) -> None:
         """Delete the folder with all stored frames, including the files that failed task attempts wrote.

@@ -1,10 +1,10 @@
 """One part of a step's tables: the function that writes its files, and the result that describes them.
 
-A part that an interrupted run completed is not written again, unless other code completed it, or a takedown has changed
-the tables that it was made from since. For this, the result of each part is stored as a small JSON file in the folder
-of the step's first table until the manifest exists. The file names the code and the tables. `write_part` writes parts
-of tables as Parquet; `complete_part` does the same for parts of any format. The results of parts that later versions
-of the tables may take over are stored elsewhere, and stay; see `finished_parts.py`.
+A part that an interrupted run completed is not written again, unless other code or libraries completed it, or a
+takedown has changed the tables that it was made from since. For this, the result of each part is stored as a small JSON
+file in the folder of the step's first table until the manifest exists. The file names code, libraries and tables.
+`write_part` writes parts of tables as Parquet; `complete_part` does the same for parts of any format. The results of
+parts that later versions of the tables may take over are stored elsewhere, and stay; see `finished_parts.py`.
 """
 
 import time
@@ -17,7 +17,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from pipeline.engine.code_digest import code_digest
+from pipeline.engine.code_digest import code_digest, libraries_digest
 from pipeline.engine.failures import FailureCounts, failures_of
 from pipeline.engine.finished_parts import FinishedPart
 from pipeline.engine.guard import PARTS, RecordGuard, delete_notes
@@ -168,6 +168,8 @@ class PartResult:
     """Name, size and SHA-256 of each input file; empty if the task read only tables of the run."""
     code: str = ""
     """Digest of the code that wrote the part."""
+    libraries: str = ""
+    """Digest of the libraries with which the part was written."""
     inputs: str = ""
     """Digest of the tables that the part was made from; empty = of none, such as a part of input files."""
     redone: bool = False
@@ -194,6 +196,7 @@ class PartResult:
             "cpu": {stage: dict(spent) for stage, spent in self.cpu.items()},
             INPUT_FILES: [dict(source) for source in self.sources],
             "code": self.code,
+            "libraries": self.libraries,
             "inputs": self.inputs,
             "redone": self.redone,
             "ends": dict(self.ends),
@@ -207,8 +210,8 @@ class PartResult:
         files = {table: WrittenFile(**written) for table, written in values["files"].items()}
         counts = Counts.model_validate(values["counts"])
         named = {name: values[name] for name in ("figures", "cpu_seconds", "cpu")}
-        absent: dict[str, Any] = {"code": "", "inputs": "", "redone": False, "ends": {}, "transfers": {}}
-        absent["wall_seconds"] = 0.0
+        absent: dict[str, Any] = {"code": "", "libraries": "", "inputs": "", "redone": False, "ends": {}}
+        absent |= {"transfers": {}, "wall_seconds": 0.0}
         named |= {name: values.get(name, value) for name, value in absent.items()}
         return cls(files, counts, failures=failures_of([values]), sources=values.get(INPUT_FILES, ()), **named)
 
@@ -356,19 +359,21 @@ def complete_part(
 ) -> PartResult:
     """Write a part by calling `write`. Store the result with the CPU time in `folder`, and return the result.
 
-    If an interrupted run of the same code has completed the part from the same tables, `write` is not called and the
-    stored result is returned. Other parts are written again, and so is one whose files are gone. `places` has the
-    folders of files by their name in the result, others are not looked for; None: all files are in `folder`.
+    If an interrupted run of the same code and libraries has completed the part from the same tables, `write` is not
+    called and the stored result is returned. Other parts are written again, and so is one whose files are gone or whose
+    result is damaged. `places` has the folders of files by their name in the result, others are not looked for; None:
+    all files are in `folder`.
     """
     name = f"{PARTS}/{part_key(ordinal)}.json"
-    stored = PartResult.from_json(folder.read_json(name)) if folder.exists(name) else None
-    if stored is not None and (stored.code, stored.inputs) == (code_digest(), current_inputs()):
+    is_stored = folder.exists(name)
+    stored = _read_result(folder, name)
+    if stored is not None and _is_of_this_code(stored) and stored.inputs == current_inputs():
         places = dict.fromkeys(stored.files, folder) if places is None else places
         if _has_files(stored, places):
             return replace(stored, resumed=True)
     result = replace(_timed(write, part_key(ordinal)), inputs=current_inputs())
     folder.write_atomic(name, canonical_json(result.to_json()))
-    return replace(result, redone=stored is not None)
+    return replace(result, redone=is_stored)
 
 
 def _finished_part(
@@ -394,14 +399,23 @@ def _finished_part(
 
 def stored_result(finished: FinishedPart) -> PartResult | None:
     """Return the stored result of a part that this code has completed; None = there is none that can be read."""
-    if not finished.folder.exists(finished.name):
+    stored = _read_result(finished.folder, finished.name)
+    return stored if stored is not None and stored.code == code_digest() else None
+
+
+def _read_result(folder: Store, name: str) -> PartResult | None:
+    """Return the stored result of a part; None = there is none that can be read."""
+    if not folder.exists(name):
         return None
     try:
-        with reading(f"{finished.folder.uri}/{finished.name}", "the result of a part"):
-            stored = PartResult.from_json(finished.folder.read_json(finished.name))
+        with reading(f"{folder.uri}/{name}", "the result of a part"):
+            return PartResult.from_json(folder.read_json(name))
     except ContractError:
         return None  # a damaged one is worth as much as none: the part is written again, and replaces it
-    return stored if stored.code == code_digest() else None
+
+
+def _is_of_this_code(stored: PartResult) -> bool:
+    return (stored.code, stored.libraries) == (code_digest(), libraries_digest())
 
 
 def _has_files(result: PartResult, places: Mapping[str, Store]) -> bool:
@@ -416,7 +430,7 @@ def _timed(write: Callable[[], PartResult], key: str) -> PartResult:
     with log_fields(part=key):
         WORKER_LOGGER.info("part begins")
         started, began = time.process_time(), time.monotonic()
-        result = replace(write(), code=code_digest())
+        result = replace(write(), code=code_digest(), libraries=libraries_digest())
         result = replace(result, cpu_seconds=time.process_time() - started, wall_seconds=time.monotonic() - began)
         _log_result(result)
     return result
@@ -457,11 +471,12 @@ def delete_part_results(folder: Store) -> None:
 def delete_incomplete_parts(folder: Store) -> None:
     """Delete every file in the folder except the files of completed parts and their stored results.
 
-    Parts that other code completed are deleted too. Raises ContractError if a symbolic link leads to one of the files.
+    Parts that other code or libraries completed are deleted too. Raises ContractError if a symbolic link leads to one
+    of the files.
     """
     check_deletable(folder, "x", levels=2)
-    results = {name: PartResult.from_json(folder.read_json(name)) for name in part_results(folder)}
-    completed = {name: part for name, part in results.items() if part.code == code_digest()}
+    results = {name: _read_result(folder, name) for name in part_results(folder)}
+    completed = {name: part for name, part in results.items() if part is not None and _is_of_this_code(part)}
     kept = {*completed, *(written.path for part in completed.values() for written in part.files.values())}
     for name in sorted({*folder.walk()} - kept):
         check_deletable(folder, name, levels=2)

@@ -77,6 +77,30 @@ def test_a_part_of_other_tables_is_written_again(tmp_path: Path) -> None:
     assert (stored_value(folder, second), second.inputs, second.redone) == (2, "after", True)
 
 
+def test_a_part_of_other_libraries_is_written_again(tmp_path: Path) -> None:
+    folder = Store(str(tmp_path))
+    with mock.patch("pipeline.engine.part.libraries_digest", return_value="older"):
+        first = write_value(folder, 1, "a")
+        assert write_value(folder, 2, "a") == first
+    second = write_value(folder, 2, "a")
+    assert (stored_value(folder, second), second.redone) == (2, True)
+
+
+@pytest.mark.parametrize(
+    "damaged", ["", "{", "[]", "{}", '{"files": 1, "counts": {}}', '{"files": {"table": {"rows": 1}}}']
+)
+def test_a_part_whose_result_is_damaged_is_written_again(tmp_path: Path, damaged: str) -> None:
+    folder = Store(str(tmp_path))
+    write_value(folder, 1, "a")
+    folder.write_atomic("parts/part-00000.json", damaged.encode())
+    again = write_value(folder, 2, "a")
+    assert (stored_value(folder, again), again.redone) == (2, True)
+    assert write_value(folder, 3, "a").files == again.files
+    folder.write_atomic("parts/part-00000.json", damaged.encode())
+    delete_incomplete_parts(folder)
+    assert not [*folder.walk()]
+
+
 @pytest.mark.parametrize("damage", ["gone", "short"])
 def test_a_part_without_its_files_is_written_again(tmp_path: Path, damage: str) -> None:
     """As when a worker outlives its driver and completes a part whose files `penstock gc` has just listed."""
@@ -162,6 +186,20 @@ def test_a_stored_frame_of_other_code_is_computed_again(spark, tmp_path: Path) -
             return FrameStore(spark, Store(str(tmp_path))).keep("rows", spark.range(rows)).rows
 
     assert [keep(3, "a"), keep(4, "a"), keep(4, "b"), keep(5, "b")] == [3, 3, 4, 4]
+
+
+@pytest.mark.spark
+def test_a_stored_frame_of_other_libraries_or_whose_list_is_damaged_is_computed_again(spark, tmp_path: Path) -> None:
+    folder = Store(str(tmp_path))
+
+    def keep(rows: int, libraries: str) -> int:
+        with mock.patch("pipeline.engine.materialize.libraries_digest", return_value=libraries):
+            return FrameStore(spark, folder).keep("rows", spark.range(rows)).rows
+
+    assert [keep(3, "a"), keep(4, "a"), keep(4, "b")] == [3, 3, 4]
+    for rows, damaged in enumerate((b"", b"[]", b"{}"), start=5):
+        folder.write_atomic("rows.json", damaged)
+        assert keep(rows, "b") == rows
 
 
 @pytest.mark.spark
