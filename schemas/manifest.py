@@ -35,7 +35,7 @@ MEMBER_INPUT = "dataset:"
 class _ManifestBlock(BaseModel):
     """The base class of all parts of a manifest and of `run.json`: they are immutable and reject unknown keys."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True, allow_inf_nan=False)
 
 
 class InputRange(_ManifestBlock):
@@ -253,6 +253,8 @@ def read_manifest(folder: Store) -> Manifest:
         )
     with reading(f"{folder.uri}/{MANIFEST_NAME}", "a valid manifest"):
         manifest = Manifest.model_validate(raw)
+        # Values of any kind: a half of a surrogate pair, or an infinite number, has no digest and cannot be printed.
+        canonical_json([manifest.content.config, manifest.content.figures, manifest.run.notes])
     check_paths(manifest, f"{folder.uri}/{MANIFEST_NAME}")
     return manifest
 

@@ -124,6 +124,19 @@ def test_another_format_is_named_with_both_versions(tmp_path):
         read_manifest(folder)
 
 
+@pytest.mark.parametrize("value", ["Infinity", "-Infinity", "NaN", "1e999", '"\\ud800"', '{"\\udfff": 1}'])
+@pytest.mark.parametrize("place", ['"wall_seconds":', '"figures":{"x":', '"notes":{"x":', '"config":{"s":{"x":'])
+def test_values_that_have_no_digest_are_refused(tmp_path, value, place):
+    folder = Store(str(tmp_path / "t"))
+    values = {"figures": {"x": 0}, "config": {"s": {"x": 0}}}
+    write_manifest(folder, make_manifest(content(**values), how(wall_seconds=0, notes={"x": 0}), "t"))
+    written = folder.read_bytes("manifest.json").decode()
+    (number,) = (each for each in ("0", "0.0") if f"{place}{each}" in written and f"{place}{each}." not in written)
+    folder.write_atomic("manifest.json", written.replace(f"{place}{number}", f"{place}{value}").encode())
+    with pytest.raises(ContractError, match=r"t/manifest\.json: expected a valid manifest, got .* from a backup\."):
+        read_manifest(folder)
+
+
 def test_a_replaced_table_and_a_missing_table_have_different_errors(tmp_path):
     folder = Store(str(tmp_path / "tokens/v-1"))
     with pytest.raises(ContractError, match=r"got no manifest\.json\. Run `penstock run`\."):
