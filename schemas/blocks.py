@@ -58,6 +58,13 @@ def parse_blocks(text: str, where: str) -> list[Block]:
     return blocks
 
 
+def has_blocks(file: Any, blocks: list[Block]) -> bool:
+    """Return True if an open file (pyarrow.NativeFile) consists of these blocks."""
+    if file.size() != sum(size for size, _ in blocks):
+        return False
+    return all(xxhash.xxh3_64_intdigest(file.read_buffer(size)) & LOW == checksum for size, checksum in blocks)
+
+
 class BlockFile:
     """An Arrow IPC file whose record batches are compared with their checksums when they are first read."""
 

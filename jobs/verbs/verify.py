@@ -5,7 +5,9 @@ from collections.abc import Iterator
 
 from jobs.arguments import Command, add_run
 from pipeline.membership.dataset import check_index, tables_of
-from schemas.manifest import TableVersion, open_table, read_run
+from schemas.blocks import has_blocks, parse_blocks
+from schemas.errors import ContractError
+from schemas.manifest import MANIFEST_NAME, TableVersion, open_table, read_run
 from schemas.paths import PLAN_NAME
 from schemas.storage import Store
 from schemas.tables import TABLES
@@ -44,6 +46,8 @@ def verify_command(arguments: Arguments) -> int:
         expected += _packed(run, dataset)
         name = f"dataset {dataset.digest[:12]}"
     read = verify_files(run, run.uri, expected, arguments.paranoid)
+    for table in tables.values():
+        check_blocks(table, arguments.paranoid)
     if DATASET in tables and arguments.paranoid:
         for table in tables_of(dataset):
             check_index(table)
@@ -54,6 +58,26 @@ def verify_command(arguments: Arguments) -> int:
         f"{len(expected) - read} were verified before and have not changed."
     )
     return 0
+
+
+def check_blocks(table: TableVersion, with_checksums: bool) -> None:
+    """Raise ContractError if the manifest of a table whose files are verified has other blocks than the files have.
+
+    Training reads the files block by block. `with_checksums`: compare the checksums too, for which the files are read.
+    """
+    manifest, folder = table.manifest, table.folder
+    for key, text in manifest.run.blocks.items():
+        path = manifest.paths.get(key)
+        blocks = parse_blocks(text, f"{folder.uri}/{MANIFEST_NAME}: run.blocks of {key!r:.200}")
+        is_whole = path is not None and sum(size for size, _ in blocks) == path.num_bytes
+        if path is not None and is_whole and with_checksums:
+            with folder.open_unchecked(path) as file:
+                is_whole = has_blocks(file, blocks)
+        if not is_whole:
+            raise ContractError(
+                f"{folder.uri}/{MANIFEST_NAME}: expected the blocks of the file {key!r:.200} in run.blocks, got "
+                "others, although its SHA-256 is that of the manifest. Restore the manifest from a backup."
+            )
 
 
 def _packed(run: Store, dataset: Dataset) -> Iterator[ExpectedFile]:
@@ -68,8 +92,8 @@ def add_verify_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--paranoid",
         action="store_true",
-        help="read every file, even if it was verified before, and compare the index by id of the dataset with the "
-        "shards",
+        help="read every file, even if it was verified before, and compare the checksums of blocks and the index by "
+        "id of the dataset with the shards",
     )
 
 

@@ -50,6 +50,27 @@ def test_a_dataset_without_the_tables_it_was_made_from_is_read(run: Store, capsy
     assert main(["verify", run.uri]) == 2
 
 
+@pytest.mark.parametrize("damage", ["size", "checksum", "key"])
+def test_damaged_blocks_of_a_manifest_are_found(run: Store, damage: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Nothing else covers them: they are no part of the digest, and training reads by them."""
+    folder, manifest = open_table(run, "tokens")
+    raw = manifest.model_dump(mode="json")
+    key = next(iter(raw["run"]["blocks"]))
+    size, mark, checksum = raw["run"]["blocks"][key].partition(":")
+    flipped = {
+        "size": f"1{size}{mark}{checksum}",
+        "checksum": f"{size}{mark}{int(checksum[0], 16) ^ 1:x}{checksum[1:]}",
+    }
+    raw["run"]["blocks"] |= {key if damage != "key" else "web/none": flipped.get(damage, f"{size}{mark}{checksum}")}
+    folder.delete("manifest.json")
+    write_manifest(folder, make_manifest(raw["content"], raw["run"], "tokens"))
+    assert main(["verify", run.uri]) == (0 if damage == "checksum" else 2)
+    assert main(["verify", run.uri, "--paranoid"]) == 2
+    named = "web/none" if damage == "key" else key
+    message = f"{folder.uri}/manifest.json: expected the blocks of the file {named!r} in run.blocks, got others"
+    assert message in capsys.readouterr().err
+
+
 def test_the_index_by_id_is_compared_with_the_shards_if_every_file_is_read(
     run: Store, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
