@@ -106,8 +106,13 @@ def scores_of(recipe: Recipe) -> list[str]:
 
 
 def bucket_tables(recipe: Recipe) -> tuple[str, ...]:
-    """Return the names of the tables that tokens.buckets_by needs to assign documents to quality buckets."""
+    """Return the names of the tables from which documents are assigned to quality buckets, and are held out."""
     config = recipe.section(TOKENS.name, TokensConfig)
+    names: tuple[str, ...] = ()
     if config.measure and config.measure.name:
-        return ("documents", config.measure.table)
-    return ("documents", "templates", "verdicts", "repeats") if config.buckets_by else ()
+        names = ("documents", config.measure.table)
+    elif config.buckets_by:
+        names = ("documents", "templates", "verdicts", "repeats")
+    if config.heldout_share and recipe.section(DEDUP.name, DedupConfig).scope:
+        names = tuple(dict.fromkeys((*names, "documents", "templates")))
+    return names

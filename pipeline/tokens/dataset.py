@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
+from pipeline.dedup.config import DEDUP, DedupConfig
 from pipeline.engine.parquet import Part
 from pipeline.engine.part import PartResult, TaskResult, complete_part
 from pipeline.engine.progress import doing
@@ -28,6 +29,8 @@ from pipeline.membership.tree import Subtree, value_of
 from pipeline.perplexity.stage import HEAD_CUT, MIDDLE_CUT
 from pipeline.tokens.shards import write_by_url, write_shard
 from pipeline.tokens.streams import (
+    BY_TEXT,
+    HELDOUT_BY,
     MIX_RULE,
     TOKENS,
     Sorting,
@@ -120,7 +123,8 @@ def build_tokens(build: StepContext) -> dict[str, TableResult]:
     config = build.recipe.section("tokens", TokensConfig)
     contract = TokenizerContract.model_validate(build.inputs["tokenizer"].manifest.content.figures["contract"])
     mix = read_mix(build.models[TOKENS.name][MIX_RULE].path) if config.mix else None
-    sorting = Sorting(config, {name: part.keep for name, part in mix.sources.items()} if mix else {})
+    by_text = bool(config.heldout_share and build.recipe.section(DEDUP.name, DedupConfig).scope)
+    sorting = Sorting(config, {name: part.keep for name, part in mix.sources.items()} if mix else {}, by_text=by_text)
     tasks = encode_tasks(build, contract, sorting)
     encoded = persist_on_disk(dataframe_from_tasks(build.spark, encode_part, tasks, ENCODED_DDL))
     doing("encode texts")
@@ -141,7 +145,7 @@ def build_tokens(build: StepContext) -> dict[str, TableResult]:
     results += write_by_id(numbered, totals, folder, first_part=len(results))
     encoded.unpersist()
     built = collect_results(results, totals, build.inputs["clean"].manifest.content.counts.rows_kept)
-    built.figures |= figures
+    built.figures |= figures | ({HELDOUT_BY: BY_TEXT} if by_text else {})
     return {"tokens": built}
 
 

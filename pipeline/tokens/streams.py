@@ -9,7 +9,7 @@ buckets are computed from stored tables, so another signal can define them witho
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePath
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -31,6 +31,7 @@ from schemas.storage import Store
 from schemas.takedown import takedown_ancestry
 from schemas.tokens import HELDOUT, TRAIN, Dataset, name_of_copies, shard_key, split_copies
 
+Value = TypeVar("Value")
 BUCKET_SEPARATOR = "+"
 """Separator between a source and its quality bucket in a stream's name; no source name contains it."""
 MIX_RULE = "mix"
@@ -76,7 +77,8 @@ class TokensConfig(Section):
     """Number of tokens in a chunk, the unit that training shuffles. Every sequence length must divide it."""
     heldout_share: float = Field(0.01, ge=0, lt=1)
     """Share of the documents that are held out, chosen by a hash of their duplicate cluster. All copies of a document
-    are therefore either in training or held out."""
+    are therefore either in training or held out. With `dedup.scope`, copies may be in several clusters, and the hash is
+    of the normalised text: equal texts are on one side, but near copies may be on both."""
     seed: int = Field(0, ge=0)
     """Seed of the global shuffle."""
     buckets_by: str = ""
@@ -156,6 +158,10 @@ TOKENS = Relation(
 )
 
 
+HELDOUT_BY, BY_TEXT = "heldout_by", "text"
+"""The figure of a dataset whose documents are held out by their texts, and its value; other datasets have none."""
+
+
 @dataclass(frozen=True)
 class Sorting:
     """The assignment of documents to streams, and the choice of the documents that the mix leaves out."""
@@ -166,19 +172,22 @@ class Sorting:
     Others are kept whole."""
     rehydrates: bool = True
     """False for a dataset of a version that wrote documents of any weight to the same stream."""
+    by_text: bool = False
+    """True if documents are held out by their texts instead of their clusters, because copies are in several ones."""
 
     @property
     def may_drop(self) -> bool:
         """True if the mix keeps less than all training documents of a source."""
         return min(self.keep.values(), default=1.0) < 1
 
-    def stream(self, source: str, bucket: str | None, cluster: bytes, weight: int | None = 1) -> str:
+    def stream(self, source: str, bucket: str | None, group: bytes, weight: int | None = 1) -> str:
         """Return a document's stream, such as `web/train`, or `web+head/heldout` in a quality bucket.
 
-        `bucket` is None if sources are not divided. `weight`: how often an epoch reads the document, such as 3 for the
-        stream `web+x3/train`; None = once.
+        `bucket` is None if sources are not divided. `group`: the cluster or, with `by_text`, the digest of the text; a
+        group is held out or trained on. `weight`: how often an epoch reads the document, such as 3 for the stream
+        `web+x3/train`; None = once.
         """
-        is_heldout = is_in_share(shuffle_key(self.config.seed + 1, cluster), self.config.heldout_share)
+        is_heldout = is_in_share(shuffle_key(self.config.seed + 1, group), self.config.heldout_share)
         name = source if bucket is None else f"{source}{BUCKET_SEPARATOR}{bucket}"
         copies = weight or 1 if self.rehydrates else 1
         return f"{name_of_copies(name, copies)}/{HELDOUT if is_heldout else TRAIN}"
@@ -197,7 +206,8 @@ def sorting_of(manifest: Manifest) -> Sorting:
     content = manifest.content
     config = TokensConfig.model_validate(content.config.get(TOKENS.name, {}))
     keep = {name: figure["keep"] for name, figure in content.figures.get(MIX_RULE, {}).items()}
-    return Sorting(config, keep, content.stages.get(TOKENS.name, TOKENS.version) >= REHYDRATING)
+    rehydrates = content.stages.get(TOKENS.name, TOKENS.version) >= REHYDRATING
+    return Sorting(config, keep, rehydrates, content.figures.get(HELDOUT_BY) == BY_TEXT)
 
 
 def mixed_sorting(dataset: Manifest, clean: str) -> Sorting | None:
@@ -326,14 +336,20 @@ def bucket_numbers(values: pa.Array, cuts: Sequence[float]) -> Any:
     return np.where(np.isnan(floats), len(cuts) + 1, numbers)
 
 
-def find_bucket(buckets: Iterator[tuple[bytes, str]], doc_id: bytes) -> str:
-    """Advance the iterator of (doc_id, bucket) to a document and return its bucket.
+def texts_of_part(part: Part) -> Iterator[tuple[bytes, bytes]]:
+    """Yield (doc_id, digest of the normalised text) of every document with text in one part, in order."""
+    for batch in read_measured(part, {"documents": ["text_digest"]}):
+        yield from zip(*(batch.column(name).to_pylist() for name in ("doc_id", "text_digest")))
+
+
+def find_bucket(buckets: Iterator[tuple[bytes, Value]], doc_id: bytes) -> Value:
+    """Advance the iterator of (doc_id, bucket) to a document and return its bucket, or another value of a document.
 
     Raises ContractError if the rest of the iterator does not contain the document.
     """
-    for identifier, bucket in buckets:
+    for identifier, value in buckets:
         if identifier == doc_id:
-            return bucket
+            return value
     raise ContractError(
         f"table `clean`: expected the documents of the table `documents` in the same order, got document "
         f"{doc_id.hex()}, which is missing there or comes earlier. Run `penstock run` with a new --out."
@@ -346,10 +362,12 @@ def streams_of_part(part: Part, sorting: Sorting) -> Callable[[Row], str]:
     The function must be called with the rows of the part in their stored order.
     """
     buckets = buckets_of_part(part, sorting.config) if sorting.config.bucket_names else None
+    texts = texts_of_part(part) if sorting.by_text else None
 
     def stream(row: Row) -> str:
         bucket = find_bucket(buckets, row["doc_id"]) if buckets is not None else None
-        return sorting.stream(row["source"], bucket, row["cluster"], row["weight"])
+        group = find_bucket(texts, row["doc_id"]) if texts is not None else row["cluster"]
+        return sorting.stream(row["source"], bucket, group, row["weight"])
 
     return stream
 

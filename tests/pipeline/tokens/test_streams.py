@@ -15,7 +15,7 @@ from pipeline.membership.index import TOP, membership_figures
 from pipeline.membership.tree import Subtree
 from pipeline.prepare import find_models
 from pipeline.stages import STEPS
-from pipeline.steps.requirements import check_buckets
+from pipeline.steps.requirements import bucket_tables, check_buckets
 from pipeline.tokens.dataset import StreamTotal, clean_rows, collect_results
 from pipeline.tokens.streams import (
     TOKENS,
@@ -156,6 +156,40 @@ def test_the_weight_of_clean_decides_the_stream(tmp_path: Path) -> None:
         (IDS[1], "web+x5/train"),
         (IDS[3], "web+x2/train"),
     ]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "tables"),
+    [
+        ((), ()),
+        (('dedup.scope=["snapshot"]',), ("documents", "templates")),
+        (('dedup.scope=["snapshot"]', "tokens.heldout_share=0"), ()),
+    ],
+)
+def test_texts_decide_where_copies_are_kept(overrides: tuple[str, ...], tables: tuple[str, ...]) -> None:
+    plain = ('tokens.buckets_by=""', "tokens.bucket_cuts=[]")
+    assert bucket_tables(read_recipe(str(RECIPE), [*plain, *overrides])) == tables
+
+
+def test_equal_texts_are_on_one_side_of_a_dataset(tmp_path: Path) -> None:
+    """Two copies of each of 50 texts, each in a cluster of its own, as two snapshots have them."""
+    folder, numbers = Store(str(tmp_path)), range(100)
+    clean = [
+        {"doc_id": IDS[number], "source": "web", "cluster": IDS[number], "weight": 1, "text": "a", "num_bytes": 1}
+        for number in numbers
+    ]
+    digests = [IDS[1000 + number % 50] for number in numbers]
+    documents = {"doc_id": IDS[:100], "drop_stage": pa.nulls(100, pa.string()), "text_digest": digests}
+    columns = {field.name: [row.get(field.name) for row in clean] for field in CLEAN}
+    pq.write_table(pa.table(columns, schema=CLEAN), tmp_path / "clean.parquet")
+    pq.write_table(pa.table(documents), tmp_path / "documents.parquet")
+    names = ("documents", "clean")
+    part = written_part(0, dict.fromkeys(names, folder), {name: f"{name}.parquet" for name in names})
+    for by_text in (False, True):
+        (batch,) = clean_rows(part, Sorting(TokensConfig(heldout_share=0.5), by_text=by_text))
+        streams = [row["stream"] for row in batch]
+        assert {*streams} == {"web/train", "web/heldout"}
+        assert (streams[:50] == streams[50:]) is by_text
 
 
 def test_a_dataset_of_the_first_version_ignores_weights(tmp_path: Path) -> None:
