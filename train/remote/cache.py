@@ -13,7 +13,9 @@ import hashlib
 import math
 import mmap
 import os
+import re
 import shutil
+import stat
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -32,6 +34,8 @@ from train.remote.transfer import download
 FILES = "files"
 """Folder of the cache with a folder for each dataset, whose files have the names of their SHA-256."""
 PARTIAL = ".partial"
+OWN_FOLDER, OWN_FILE = re.compile(r"[0-9a-f]{16}-[0-9a-f]{16}"), re.compile(rf"[0-9a-f]{{64}}({re.escape(PARTIAL)})?")
+"""Names of the folders and files that a cache makes; others are neither counted nor removed."""
 LOCK = "lock"
 FREE_SHARE = 0.8
 """Share of the free disk space that a cache without a bound may fill."""
@@ -47,7 +51,8 @@ class ShardCache:
         """`num_bytes`: maximum size of all files in the folder; None = FREE_SHARE of the free disk space."""
         self.root, self._origin = folder / FILES, dataset.folder
         self.folder = self.root / folder_name(dataset)
-        _make_folder(self.folder)
+        for own in (self.root, self.folder):
+            make_private(own)
         self.num_bytes = num_bytes or int(FREE_SHARE * (shutil.disk_usage(self.root).free + self._used()))
         self.next_use: Callable[[str], float] = lambda sha256: math.inf
         """Returns the next step that reads the file with this SHA-256; infinity = none."""
@@ -77,8 +82,8 @@ class ShardCache:
     def remove_older(self) -> None:
         """Remove the files of other versions of this dataset, such as the one before a takedown."""
         own = self.folder.name.partition("-")[0]
-        for folder in [each for each in self.root.glob(f"{own}-*") if each != self.folder and each.is_dir()]:
-            for file in folder.iterdir():
+        for folder in [each for each in self._folders() if each != self.folder and each.name.startswith(f"{own}-")]:
+            for file in _own_files(folder):
                 _remove_unlocked(file)
             with suppress(OSError):  # not empty: another process reads a file
                 folder.rmdir()
@@ -179,10 +184,15 @@ class ShardCache:
 
     def _list(self) -> Iterator[tuple[Path, int]]:
         """Yield every file in the cache folder, of all datasets, with its size."""
-        for folder in self.root.iterdir():
-            for place in folder.iterdir() if folder.is_dir() else ():
+        for folder in self._folders():
+            for place in _own_files(folder):
                 with suppress(FileNotFoundError):
-                    yield place, place.stat().st_size
+                    yield place, place.lstat().st_size
+
+    def _folders(self) -> list[Path]:
+        """Return the folders of all datasets."""
+        found = [each for each in self.root.iterdir() if OWN_FOLDER.fullmatch(each.name)]
+        return [each for each in found if each.is_dir() and not each.is_symlink()]
 
     def _used(self) -> int:
         return sum(size for _, size in self._list())
@@ -244,14 +254,36 @@ def folder_name(dataset: Dataset) -> str:
     return f"{digest_of(dataset.folder.child('../..').uri)[:16]}-{dataset.digest[:16]}"
 
 
-def _make_folder(folder: Path) -> None:
+def make_private(folder: Path) -> None:
+    """Make a folder of this user, with the mode 0700.
+
+    Raises ConfigError if it cannot be made, or if it exists and another user can write to it: the checksums of record
+    batches are compared once, so no one else may change the files later.
+    """
     try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(mode=0o700, exist_ok=True)
+        state = folder.lstat()
     except OSError as error:
         raise ConfigError(
             f"train.cache_dir: expected a folder that can be written to, got {error.strerror or error} for {folder}. "
             "Name a folder on a local disk."
         ) from error
+    others = state.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+    if not stat.S_ISDIR(state.st_mode) or state.st_uid != os.geteuid() or others:
+        got = (
+            "a link" if stat.S_ISLNK(state.st_mode) else f"mode {stat.S_IMODE(state.st_mode):o} and user {state.st_uid}"
+        )
+        raise ConfigError(
+            f"train.cache_dir: expected a folder that only user {os.geteuid()} can write to, got {got} for {folder}. "
+            "Name another folder, or remove this one."
+        )
+
+
+def _own_files(folder: Path) -> Iterator[Path]:
+    """Yield the files of a dataset's folder that a cache made."""
+    with suppress(FileNotFoundError):  # another process has removed the folder
+        yield from (place for place in folder.iterdir() if OWN_FILE.fullmatch(place.name))
 
 
 def _is_locked(file: int) -> bool:

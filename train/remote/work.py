@@ -18,6 +18,7 @@ from train.checkpoint.folder import CHECKPOINTS, StateFile
 from train.config.train import TrainConfig
 from train.monitor.events import EVENTS_NAME
 from train.monitor.wandb_log import WANDB_NAME
+from train.remote.cache import make_private
 from train.remote.transfer import upload
 
 RUNS = "runs"
@@ -78,10 +79,14 @@ class WorkFolder:
 
 
 def work_folder(run: Store, config: TrainConfig) -> WorkFolder:
-    """Return the work folder of a run. Raises ConfigError if the run is on an object store and has no cache folder."""
+    """Return the work folder of a run. Raises ConfigError if the run is on an object store and has no cache folder.
+
+    Raises it too if another user can write to the folder.
+    """
     check_cache_given(run, config)
     if run.is_local:
         return WorkFolder(run, run)
+    make_private(Path(config.cache_dir, RUNS))
     return WorkFolder(run, Store(f"{config.cache_dir}/{RUNS}/{digest_of(run.uri)[:16]}"))
 
 

@@ -198,3 +198,39 @@ def test_shards_of_another_version_of_the_dataset_are_removed(dataset, tmp_path)
     now.remove_older()
     assert files_in(tmp_path) == set()
     assert not before.folder.exists()
+
+
+def test_files_that_the_cache_did_not_make_stay(dataset, tmp_path):
+    paths = shards_of(dataset)
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / paths[0].sha256).write_text("mine")
+    others = [tmp_path / FILES / "thesis/final.tex", tmp_path / "elsewhere" / paths[0].sha256]
+    others[0].parent.mkdir(parents=True, mode=0o700)
+    others[0].write_text("three years of work\n" * 100)
+    (tmp_path / FILES).chmod(0o700)
+    (tmp_path / FILES / f"{'0' * 16}-{'1' * 16}").symlink_to(tmp_path / "elsewhere")
+    cache = ShardCache(tmp_path, dataset, 2 * max(path.num_bytes for path in paths))
+    (cache.folder / "notes.txt").write_text("mine")
+    cache.next_use = lambda sha256: 5.0
+    for path in paths:
+        assert cache.open(path).size() == path.num_bytes
+    assert [path.read_text()[:4] for path in (*others, cache.folder / "notes.txt")] == ["thre", "mine", "mine"]
+
+
+def test_a_folder_that_another_user_can_write_to_is_refused(dataset, tmp_path, monkeypatch):
+    cache = ShardCache(tmp_path / "own", dataset, 1 << 20)
+    assert [path.stat().st_mode & 0o777 for path in (cache.root, cache.folder)] == [0o700, 0o700]
+    for path in (cache.folder, cache.root):
+        path.chmod(0o770)
+        with pytest.raises(
+            ConfigError, match=r"that only user \d+ can write to, got mode 770 and user \d+ for .*/files"
+        ):
+            ShardCache(tmp_path / "own", dataset, 1 << 20)
+        path.chmod(0o700)
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / FILES).symlink_to(cache.root)
+    with pytest.raises(ConfigError, match=r"got a link for .*/files\. Name another folder"):
+        ShardCache(tmp_path / "other", dataset, 1 << 20)
+    monkeypatch.setattr("os.geteuid", lambda: 4242)
+    with pytest.raises(ConfigError, match="expected a folder that only user 4242 can write to"):
+        ShardCache(tmp_path / "own", dataset, 1 << 20)
