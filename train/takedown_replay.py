@@ -5,7 +5,7 @@ one are moved to another folder; then training resumes as usual.
 """
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 
 from schemas.errors import ConfigError, ContractError
@@ -19,12 +19,14 @@ from train.checkpoint.folder import (
     CHECKPOINTS,
     METADATA_NAME,
     CheckpointMetadata,
+    deciding_settings,
     list_checkpoints,
     move_checkpoint,
     open_trained_order,
     parse_metadata,
 )
 from train.data.order import SampleOrder
+from train.data.stages import SkipList
 from train.dataset_history import (
     CLEAN,
     REPLAYS_NAME,
@@ -51,33 +53,54 @@ def find_effects(run: Store, dataset: Dataset, documents: Iterable[Span]) -> Eff
 
     Raises ContractError if the plan or its skip list does not continue the newest checkpoint.
     """
-    plan = stored_plan(run)
-    same = digests_at_same_positions(dataset)
+    plan, same = stored_plan(run), digests_at_same_positions(dataset)
+    spans, order, steps, next_tokens = [*documents], None, list[int](), 1
     # A plan for the dataset before a takedown is still the one that made the checkpoints.
-    known = plan is not None and plan.dataset in same
-    steps: list[int] = []
-    if plan is not None and known:
+    if plan is not None and plan.dataset in same:
         train = plan.settings.train
         # Packed rows hold whole spans of documents, so a first token is never the last target of another row.
         next_tokens = int(train.objective == "causal" and train.packing == "stream")
-        bound = plan.model_copy(update={"dataset": dataset.digest})
-        steps = steps_with_documents(open_trained_order(run, dataset, bound), documents, next_tokens)
-    first = steps[0] if steps else math.inf
+        plan = plan.model_copy(update={"dataset": dataset.digest})
+        order = open_trained_order(run, dataset, plan)
+        steps = steps_with_documents(order, spans, next_tokens)
 
-    def model(name: str, note: CheckpointMetadata, saw_earlier: bool) -> TrainedCheckpoint:
-        step, digest = note.step, note.identity.dataset
-        saw = step >= (first if known and digest in same else 1)
-        return TrainedCheckpoint(checkpoint=name, step=step, dataset=digest, saw=saw, saw_earlier=saw_earlier)
+    def model(name: str, note: CheckpointMetadata, read: Sequence[int] | None, earlier: bool) -> TrainedCheckpoint:
+        known = read is not None and note.identity.dataset in same
+        saw = note.step >= (next(iter(read or ()), math.inf) if known else 1)
+        return TrainedCheckpoint(
+            checkpoint=name, step=note.step, dataset=note.identity.dataset, saw=saw, saw_earlier=earlier
+        )
 
-    earlier, replays = takedowns_at_same_positions(dataset), read_replays(run)
+    takedowns, replays = takedowns_at_same_positions(dataset), read_replays(run)
+    own = None if order is None else steps
     current = [
-        model(note.name, note, bool(takedowns_seen((note.step, note.identity.dataset), earlier, replays)))
+        model(note.name, note, own, bool(takedowns_seen((note.step, note.identity.dataset), takedowns, replays)))
         for note in list_checkpoints(run)
     ]
     clean = [checkpoint.step for checkpoint in current if not (checkpoint.saw or checkpoint.saw_earlier)]
-    # Why a replay set a checkpoint aside is recorded in the certificate of the takedown before that replay.
-    aside = [model(name, note, False) for name, note in notes_aside(run)]
+    aside = []
+    for name, note in notes_aside(run):
+        then = None if plan is None or order is None else order_of_checkpoint(order, plan, note)
+        read = None if then is None else steps_with_documents(then, spans, next_tokens)
+        # Why a replay set a checkpoint aside is recorded in the certificate of the takedown before that replay.
+        aside.append(model(name, note, read, False))
     return Effects(steps=steps, models=[*current, *aside], last_clean=max(clean, default=None))
+
+
+def order_of_checkpoint(order: SampleOrder, plan: Plan, note: CheckpointMetadata) -> SampleOrder | None:
+    """Return the order of the samples that a checkpoint was trained on; None if it is not that of the run's plan.
+
+    `order`: that of the plan, with the current skip list. A replay keeps the order, but the skip list may grow later,
+    and the run may be planned again.
+    """
+    stored, planned = note.identity, deciding_settings(plan)
+    skip = SkipList(order.skip.indices[: stored.skip_length])
+    names = ("train.stages", "train.objective", "train.packing")
+    if any(stored.settings.get(name) != planned.get(name) for name in names):
+        return None
+    if (stored.order, stored.skip_list) != (order.digest, skip.digest):
+        return None
+    return SampleOrder(dict(zip(order.sources, order.streams, strict=True)), order.stages, skip, order.seed)
 
 
 def notes_aside(run: Store) -> Iterator[tuple[str, CheckpointMetadata]]:

@@ -25,6 +25,7 @@ from tests.support.tiny_takedown import certificates, documents_of, forge, opene
 from train.config.settings import load_settings
 from train.data.batches import Batches
 from train.data.order import make_order
+from train.data.stages import append_to_skip_list
 from train.dataset_history import read_replays
 from train.plan.make_plan import make_plan
 from train.plan.plan import open_order, read_plan, write_plan
@@ -352,6 +353,33 @@ def test_two_takedowns_before_a_replay_are_both_told_and_both_left_behind(new: P
     assert names[-3:] == [f"{aside}10", f"{aside}15", f"{aside}20"]  # they are still there, and have seen it
     first = steps_with_documents(order, spans_of([third]))[0]
     assert all(model.saw == (model.step >= first) for model in last.effects.models)
+
+
+@pytest.mark.parametrize("grown", [True, False])
+def test_replaced_checkpoints_are_judged_by_the_samples_that_they_were_trained_on(old, new, grown: bool) -> None:
+    """After the replay, the skip list leaves out steps 11 to 15 of the old training, or the plan has another order."""
+    run, before = Store(str(new)), batches_of(old).order
+    begin_replay(run, "clean")
+    if grown:
+        append_to_skip_list(run, "skips.txt", [int(i) for s in range(10, 15) for i in before.samples(s).index], "x")
+        trained(new, 1, 'train.skip_file="skips.txt"')
+    else:
+        shutil.rmtree(new / "train/checkpoints")
+        (new / "train/plan.json").unlink()
+        trained(new, 1, "train.seed=9", "train.steps=3")
+    after = batches_of(new).order
+    rows = [row for row in documents_of(opened(new)) if row["stream"].endswith("/train") and row["url"]]
+    row = next(
+        row
+        for row in rows
+        if (read := steps_with_documents(before, spans_of([row])))
+        and read[0] in (range(11, 16) if grown else range(1, 16))
+        and not steps_with_documents(after, spans_of([row]))
+    )
+    effects = find_effects(run, opened(new), spans_of([row]))
+    aside = {model.step: model.saw for model in effects.models if model.checkpoint.startswith("train/replaced/")}
+    assert aside == {15: True, 20: True}
+    assert not any(model.saw for model in effects.models if model.checkpoint.startswith("train/checkpoints/"))
 
 
 def test_checkpoints_of_other_positions_are_not_called_clean(
