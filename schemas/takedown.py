@@ -38,16 +38,23 @@ class TrainedCheckpoint(_TakedownBlock):
     saw_earlier: bool = False
     """True if it was trained on a document of an earlier takedown, because the user chose to resume from such a
     checkpoint. Always False for a checkpoint that a replay has moved."""
+    saw_before: bool | None = False
+    """True if the weights that its training began from had read a removed document; None = not known."""
+
+    @property
+    def may_have_seen(self) -> bool:
+        """False if neither its training nor the weights that this began from have read a removed document."""
+        return self.saw or self.saw_before is not False
 
 
 class OtherRun(_TakedownBlock):
-    """A run in a subfolder that uses this run's tables, such as a proxy run.
+    """A run that uses this run's tables, such as a proxy run: one in a subfolder, or one that has left a receipt.
 
     The takedown does not change the checkpoints of that run.
     """
 
     run: str
-    """The subfolder, relative to the folder of this run."""
+    """Its folder, relative to the folder of this run."""
     tables: list[str]
     """Names of this run's tables that it uses."""
     steps: list[int] = []
@@ -68,8 +75,20 @@ class Effects(_TakedownBlock):
     none."""
     origins: list[str] = []
     """The weights that the run's model began from, then those that they began from, and so on."""
+    origins_saw: list[bool | None] = []
+    """For each of `origins`: True if it had read a removed document; None = not known, because its run cannot be read
+    or has changed. Documents are looked up there by id, and by the URLs and domains of the request."""
+    began_from: str = ""
+    """Digest of the weights that the run's model began from; empty = random weights."""
     others: list[OtherRun] = []
-    """The effects on other runs, in subfolders, that use tables of this run."""
+    """The effects on other runs that use tables of this run."""
+
+    @property
+    def saw_before(self) -> bool | None:
+        """True if weights that the run's model began from had read a removed document; None = not known."""
+        if True in self.origins_saw:
+            return True
+        return None if None in self.origins_saw or len(self.origins_saw) < len(self.origins) else False
 
 
 TAKEDOWNS = "takedowns"

@@ -40,6 +40,8 @@ class Replay(BaseModel):
     """Digest of the order of the samples, the same on both datasets."""
     set_aside: list[str]
     """Folders of the checkpoints that were set aside, relative to the run."""
+    unknown_before: bool = False
+    """True if it is not known whether the weights that the run began from had read a removed document."""
 
 
 def comparable_digest(run: Store, dataset: Dataset, checkpoint: tuple[str, int], expected: str) -> str:
@@ -102,22 +104,35 @@ def digests_at_same_positions(dataset: Dataset) -> set[str]:
 
 
 def takedowns_seen(
-    checkpoint: tuple[int, str], takedowns: Sequence[Certificate], replays: Sequence[Replay]
+    checkpoint: tuple[int, str, str], takedowns: Sequence[Certificate], replays: Sequence[Replay]
 ) -> list[Certificate]:
     """Return the takedowns, newest first, whose removed documents a checkpoint was trained on.
 
-    `checkpoint`: its step, and the digest of the dataset in its metadata; `takedowns`: those that led to the current
-    dataset, newest first. A replay from a checkpoint that had seen documents passes this on to all later checkpoints.
+    `checkpoint`: its step, the digest of its dataset, and that of the weights that its training began from (empty =
+    random weights). `takedowns`: those that led to the current dataset, newest first. A replay from a checkpoint that
+    had seen documents passes this on to all later checkpoints, and so do weights that training began from.
     """
-    trained = _datasets_of_steps(*checkpoint, replays)
+    step, dataset, began_from = checkpoint
+    trained = _datasets_of_steps(step, dataset, replays)
     versions = [certificate.tables["tokens"].before for certificate in takedowns]
     seen = []
     for number, certificate in enumerate(takedowns):
         with_documents = versions[number:]  # the version before this takedown, and all older ones
         parts = [part for part, digest in trained if digest in with_documents]
-        if any(step in part for step in certificate.effects.steps for part in parts):
+        own = any(used in part for used in certificate.effects.steps for part in parts)
+        if own or saw_before(began_from, certificate):
             seen.append(certificate)
     return seen
+
+
+def saw_before(weights: str, certificate: Certificate) -> bool | None:
+    """Return True if the weights that a training began from had read documents of a takedown; None = not known.
+
+    `weights`: their digest; empty = random weights.
+    """
+    if not weights:
+        return False
+    return certificate.effects.saw_before if certificate.effects.began_from == weights else None
 
 
 def _datasets_of_steps(last: int, digest: str, replays: Sequence[Replay]) -> list[tuple[range, str]]:

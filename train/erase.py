@@ -18,7 +18,7 @@ from schemas.takedown import Certificate, read_certificate, takedown_ancestry
 from schemas.tokens import Dataset, open_dataset
 from train.checkpoint.folder import CheckpointMetadata, list_checkpoints, remove_checkpoint, remove_incomplete
 from train.dataset_history import read_replays, takedowns_at_same_positions, takedowns_seen, takedowns_since
-from train.takedown_replay import REPLACED, notes_aside
+from train.takedown_replay import REPLACED, notes_aside, weights_of
 
 
 def find_replaced(run: Store) -> dict[str, list[ErasedCheckpoint]]:
@@ -71,7 +71,7 @@ def _seen(run: Store, dataset: Dataset, note: CheckpointMetadata) -> list[Certif
     if any(certificate.mode == "compact" for certificate in since):
         return since  # positions have moved, so the documents cannot be looked up
     known = takedowns_at_same_positions(dataset)
-    return takedowns_seen((note.step, note.identity.dataset), known, read_replays(run))
+    return takedowns_seen(weights_of(note), known, read_replays(run))
 
 
 def _add(found: dict[str, list[ErasedCheckpoint]], takedowns: Sequence[Certificate], own: ErasedCheckpoint) -> None:

@@ -17,6 +17,7 @@ from schemas.takedown import Certificate, Effects, TrainedCheckpoint
 from schemas.tokens import TRAIN, Dataset, open_dataset
 from train.checkpoint.folder import (
     CHECKPOINTS,
+    INIT_FROM,
     METADATA_NAME,
     CheckpointMetadata,
     deciding_settings,
@@ -33,6 +34,7 @@ from train.dataset_history import (
     Replay,
     digests_at_same_positions,
     read_replays,
+    saw_before,
     takedowns_at_same_positions,
     takedowns_seen,
     takedowns_since,
@@ -74,7 +76,7 @@ def find_effects(run: Store, dataset: Dataset, documents: Iterable[Span]) -> Eff
     takedowns, replays = takedowns_at_same_positions(dataset), read_replays(run)
     own = None if order is None else steps
     current = [
-        model(note.name, note, own, bool(takedowns_seen((note.step, note.identity.dataset), takedowns, replays)))
+        model(note.name, note, own, bool(takedowns_seen(weights_of(note), takedowns, replays)))
         for note in list_checkpoints(run)
     ]
     clean = [checkpoint.step for checkpoint in current if not (checkpoint.saw or checkpoint.saw_earlier)]
@@ -85,6 +87,11 @@ def find_effects(run: Store, dataset: Dataset, documents: Iterable[Span]) -> Eff
         # Why a replay set a checkpoint aside is recorded in the certificate of the takedown before that replay.
         aside.append(model(name, note, read, False))
     return Effects(steps=steps, models=[*current, *aside], last_clean=max(clean, default=None))
+
+
+def weights_of(note: CheckpointMetadata) -> tuple[int, str, str]:
+    """Return step, digest of the dataset, and digest of the weights that training began from, of a checkpoint."""
+    return note.step, note.identity.dataset, str(note.identity.settings.get(INIT_FROM, ""))
 
 
 def order_of_checkpoint(order: SampleOrder, plan: Plan, note: CheckpointMetadata) -> SampleOrder | None:
@@ -196,25 +203,43 @@ def _planned(run: Store, choice: str) -> tuple[Replay, Plan]:
             "dataset. Run `penstock plan` again."
         )
     notes = list_checkpoints(run)
-    step, clean = _chosen(run, choice, notes, takedowns_at_same_positions(dataset))
+    certified = takedowns_at_same_positions(dataset)
+    before_run = _before_run(plan, certified, choice)
+    step, clean = _chosen(run, choice, notes, certified)
     later = [note.name for note in notes if note.step > step]
     replay = Replay(
         at=datetime.now(UTC).isoformat(timespec="seconds"),
         from_step=step,
-        clean=clean,
+        clean=clean and True not in before_run,
         before=before,
         after=dataset.digest,
         takedowns=[certificate.id for certificate in since],
         order=order,
         set_aside=later,
+        unknown_before=clean and None in before_run,
     )
     return replay, bound
+
+
+def _before_run(plan: Plan, takedowns: Sequence[Certificate], choice: str) -> list[bool | None]:
+    """Return, for each takedown, True if the weights that the run began from had read its documents; None = not known.
+
+    Raises ConfigError if a clean checkpoint was chosen and there can be none.
+    """
+    saw = [saw_before(plan.origin.digest if plan.origin else "", certificate) for certificate in takedowns]
+    if choice == CLEAN and True in saw and plan.origin:
+        raise ConfigError(
+            f"train --replay-from: expected weights that saw none of the removed documents, got {plan.origin.name}, "
+            "from which this training began and which saw some. Plan a new run that begins from other weights "
+            "(train.init_from)."
+        )
+    return saw
 
 
 def _chosen(run: Store, choice: str, notes: list[CheckpointMetadata], takedowns: list[Certificate]) -> tuple[int, bool]:
     """Return the step to resume from, and True if its checkpoint was trained on none of the removed documents."""
     replays = read_replays(run)
-    clean = [note.step for note in notes if not takedowns_seen((note.step, note.identity.dataset), takedowns, replays)]
+    clean = [note.step for note in notes if not takedowns_seen(weights_of(note), takedowns, replays)]
     if choice == CLEAN:
         return max(clean, default=0), True
     steps = [note.step for note in notes]
@@ -241,6 +266,8 @@ def describe_replay(replay: Replay) -> str:
     """Return a description of a replay in one line."""
     where = f"checkpoint of step {replay.from_step}" if replay.from_step else "the beginning"
     seen = "which saw none of the removed documents" if replay.clean else "which HAS SEEN removed documents"
+    if replay.unknown_before:
+        seen = f"{seen} itself (it is NOT KNOWN whether the weights that it began from did)"
     aside = f"; {len(replay.set_aside)} later checkpoint(s) set aside in {REPLACED}" if replay.set_aside else ""
     return (
         f"training again from {where}, {seen}, on dataset {replay.after[:12]} in place of {replay.before[:12]} "

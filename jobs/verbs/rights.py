@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Iterator
 
 from jobs.arguments import Command, add_run, whole
-from jobs.verbs.takedown import describe_effects, effects_of
+from jobs.verbs.takedown import addresses_of, describe_effects, effects_of
 from pipeline.rights.holdings import Holdings, find_holdings, most_common
 from pipeline.rights.table import write_robots
 from pipeline.takedown.select import TakedownRequest, select_documents
@@ -34,7 +34,7 @@ def rights_command(arguments: argparse.Namespace) -> int:
     run = open_run_to_read(arguments.run)
     selection = select_documents(run, TakedownRequest(domains=(arguments.domain,)))
     holdings = find_holdings(run, selection)
-    effects = effects_of(run, selection.documents)
+    effects = effects_of(run, selection.documents, addresses_of(selection))
     command = shlex.join(["penstock", "takedown", arguments.run, "--domain", arguments.domain])
     if arguments.json:
         values = {"run": run.uri, "domain": arguments.domain, **holdings.to_json(), "copies": len(selection.copies)}

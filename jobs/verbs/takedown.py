@@ -50,14 +50,18 @@ from schemas.takedown import (
     Effects,
     Mode,
     OtherRun,
+    TrainedCheckpoint,
     certificate_name,
     check_no_pending_takedown,
     parse_certificate,
     proofs_name,
 )
 from schemas.text import printable
-from schemas.tokens import open_dataset
+from schemas.tokens import Dataset, open_dataset
+from schemas.urls import parse_domain
 from schemas.versions import DATASET, attached_runs, check_own_tables
+from train.ancestors import with_origins
+from train.data.document_index import DocumentIndex
 from train.erase import erase_replaced, find_replaced
 from train.takedown_replay import Span, find_effects
 
@@ -230,7 +234,7 @@ def _take_down(run: Store, request: TakedownRequest, arguments: Arguments) -> in
     if arguments.prove and DATASET not in read_run(run).tables:
         raise ConfigError(f"takedown --prove: expected a run with a dataset, got none in {run.uri}. Remove --prove.")
     selection = select_documents(run, request)
-    effects = effects_of(run, selection.documents)
+    effects = effects_of(run, selection.documents, addresses_of(selection))
     kept = frozenset(selection.survivors.values())
     survivor_steps = _affected(run, kept).steps if kept else []
     print("\n".join(_describe_selection(selection, effects, survivor_steps, arguments)), flush=True)
@@ -284,31 +288,48 @@ def _has_documents(run: Store, request: TakedownRequest) -> bool:
         return False
 
 
-def effects_of(run: Store, documents: frozenset[bytes]) -> Effects:
+def effects_of(run: Store, documents: frozenset[bytes], sought: Sequence[tuple[str, str]] = ()) -> Effects:
     """Return the optimizer steps and checkpoints that were trained on the documents.
 
-    Runs in subfolders that use tables of `run` are included.
+    Runs in subfolders that use tables of `run` are included. `sought`: (kind, value) of the URLs and domains by which
+    the documents are looked up in runs from whose weights a training began.
     """
     others = []
     for folder, tables in attached_runs(run).items():
-        seen = _affected(run.child(folder), documents)
+        seen = _affected(run.child(folder), documents, sought)
         models = [model.model_copy(update={"checkpoint": f"{folder}/{model.checkpoint}"}) for model in seen.models]
         others.append(OtherRun(run=folder, tables=tables, steps=seen.steps, models=models))
-    return _affected(run, documents).model_copy(update={"others": others})
+    return _affected(run, documents, sought).model_copy(update={"others": others})
 
 
-def _affected(run: Store, documents: frozenset[bytes]) -> Effects:
+def addresses_of(selection: Selection) -> list[tuple[str, str]]:
+    """Return the URLs and domains by which the documents of a selection are looked up in other runs."""
+    asked = [item for item in selection.request.items() if item[0] in ("url", "domain")]
+    by_id = {own for (kind, _), found in selection.matched.items() if kind not in ("url", "domain") for own in found}
+    return [*asked, *(("url", url) for own, url in sorted(selection.urls.items()) if own in by_id and url)]
+
+
+def _affected(run: Store, documents: frozenset[bytes], sought: Sequence[tuple[str, str]] = ()) -> Effects:
     """Return the effects of some documents on this run alone."""
     if "tokens" not in read_run(run).tables:
         return Effects()
     dataset = open_dataset(run, even_replaced=True)  # another run's may be one that an earlier takedown has replaced
+    effects = find_effects(run, dataset, _spans(dataset, documents))
+    return with_origins(run, effects, documents, lambda other: _spans(other, documents, sought))
+
+
+def _spans(dataset: Dataset, documents: frozenset[bytes], sought: Sequence[tuple[str, str]] = ()) -> list[Span]:
+    """Return the spans of documents with these ids, and of those with these URLs or domains."""
     spans: list[Span] = []
     for place in find_removed_rows(dataset, documents):
         shards = dataset.streams[place.shard.stream]
         first = sum(shard.num_tokens for shard in shards[: place.shard.number])
         spans += [(place.shard.stream, first + start, length) for start, length in place.spans]
-    origins = [origin.name for origin in began_from.line] if (began_from := origin_of(run)) else []
-    return find_effects(run, dataset, spans).model_copy(update={"origins": origins})
+    index = DocumentIndex(dataset)
+    for kind, value in sought:
+        found = index.of_url(value) if kind == "url" else index.of_host(parse_domain(value))
+        spans += [(stream, begin, row["num_tokens"]) for stream, row, begin in found]
+    return spans
 
 
 def _describe_survivors(selection: Selection, steps: Sequence[int]) -> Iterator[str]:
@@ -369,21 +390,43 @@ def describe_effects(effects: Effects) -> Iterator[str]:
     else:
         yield "no step of a plan contains them"
     for model in effects.models:
-        # Without such a step it was trained on other token positions, in which the documents cannot be looked up.
-        seen = "has seen them" if any(step <= model.step for step in effects.steps) else "may have seen them"
-        clean = "has seen documents of an earlier takedown" if model.saw_earlier else "clean"
-        yield f"  {model.checkpoint}: {seen if model.saw else clean}"
+        yield f"  {model.checkpoint}: {_describe_model(model, effects)}"
     if effects.models:
         clean = "none, train from step 0" if effects.last_clean is None else f"step {effects.last_clean}"
+        if effects.saw_before is not False:
+            clean = "none" if effects.saw_before else "not known, since it is not known of the weights before it"
         yield f"last clean checkpoint: {clean}"
-    for origin in effects.origins:
-        yield f"the model began from {printable(origin)}, which may have seen them: search that run too"
+    yield from describe_origins(effects)
     for other in effects.others:
-        saw = sum(model.saw for model in other.models)
+        saw = sum(model.may_have_seen for model in other.models)
         yield (
             f"{other.run} uses the tables {', '.join(other.tables)}; {saw} of its {len(other.models)} checkpoint(s) "
-            "have seen them: delete that run folder"
+            "have seen them, or may have: delete that run folder"
         )
+
+
+def _describe_model(model: TrainedCheckpoint, effects: Effects) -> str:
+    """Return in words what a checkpoint has read of the documents."""
+    if model.saw:
+        # Without such a step it was trained on other token positions, in which the documents cannot be looked up.
+        return "has seen them" if any(step <= model.step for step in effects.steps) else "may have seen them"
+    if model.saw_before:
+        return "has seen them, in the weights that its training began from"
+    if model.saw_earlier:
+        return "has seen documents of an earlier takedown"
+    return "clean" if model.saw_before is False else "not known of the weights that its training began from"
+
+
+def describe_origins(effects: Effects) -> Iterator[str]:
+    """Yield a line about each of the weights that a model began from."""
+    words = {
+        True: "whose training had read them",
+        False: "whose training had not read them",
+        None: "of which this is NOT KNOWN: search there too",
+    }
+    answers = [*effects.origins_saw, *[None] * len(effects.origins)]
+    for name, saw in zip(effects.origins, answers, strict=False):
+        yield f"the model began from {printable(name)}, {words[saw]}"
 
 
 def _describe_result(run: Store, certificate: Certificate) -> Iterator[str]:
@@ -404,6 +447,8 @@ def _describe_result(run: Store, certificate: Certificate) -> Iterator[str]:
     yield f"its seal: {certificate.seal}; publish it, so that a changed certificate can be detected"
     if "tokens" in certificate.tables and not open_dataset(run).manifest.content.counts.rows_kept:
         yield "no document is left in the dataset, so nothing can be trained on it"
+    elif certificate.effects.saw_before:
+        yield "no checkpoint is clean: `penstock plan` a new run that begins from other weights (train.init_from)"
     elif certificate.effects.models and certificate.mode == "tombstones":
         yield f"to train again without the documents: `penstock train {run.uri} --replay-from clean`"
     yield from _describe_left(run)
@@ -448,7 +493,8 @@ def _check(run: Store, name: str, request: TakedownRequest) -> int:
         for kind, value in items
         if (kind, value) not in found
     ]
-    if (began_from := origin_of(run)) is not None:
+    checked.notes += describe_origins(certificate.effects)
+    if (began_from := origin_of(run)) is not None and began_from.digest != certificate.effects.began_from:
         checked.notes += [
             f"the model of this run began from {printable(origin.name)}"
             + (f", trained on dataset {origin.dataset[:12]}" if origin.dataset else "")

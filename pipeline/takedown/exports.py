@@ -42,7 +42,7 @@ def _is_clean(receipt: ExportReceipt, effects: Effects) -> bool:
 
     Training again after a takedown writes checkpoints of the same names, so the dataset is compared too.
     """
-    clean = {(model.checkpoint, model.dataset) for model in effects.models if not model.saw}
+    clean = {(model.checkpoint, model.dataset) for model in effects.models if not model.may_have_seen}
     return (receipt.checkpoint, receipt.tables.get(DATASET)) in clean
 
 

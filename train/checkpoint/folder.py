@@ -442,12 +442,12 @@ def deciding_settings(plan: Plan) -> dict[str, Any]:
     if plan.initial_weights != BY_TENSOR:  # a checkpoint of an older version does not name its rule
         filled[INITIAL_WEIGHTS] = plan.initial_weights
     if plan.origin is not None:
-        filled["train.init_from"] = plan.origin.digest
+        filled[INIT_FROM] = plan.origin.digest
     shape = {f"shape.{name}": value for name, value in plan.shape.model_dump(mode="json", exclude={ESTIMATES}).items()}
     return shape | given | stage_rates(plan) | filled
 
 
-INITIAL_WEIGHTS = "train.initial_weights"
+INITIAL_WEIGHTS, INIT_FROM = "train.initial_weights", "train.init_from"
 RESOLVED = ("train.steps", "train.global_batch", "train.stages")
 
 

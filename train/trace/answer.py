@@ -13,7 +13,10 @@ from schemas.storage import Store
 from schemas.text import printable, printable_lines, text_table, to_json_value
 from schemas.tokens import Dataset, open_dataset
 from schemas.urls import parse_domain
+from train.ancestors import saw_before
+from train.data.document_index import DocumentIndex
 from train.plan.plan import Plan, read_plan
+from train.takedown_replay import Span
 from train.trace.documents import DetailReader, DocumentDetail, Texts, documents_containing
 from train.trace.layouts import layout_of_step
 from train.trace.trace import (
@@ -177,13 +180,30 @@ class TraceAnswers:
             list[tuple[TracedDocument, Exposure]](),
             list[Appearance](),
         )
+        found = list[FoundDocument]()
         number = 0
         for document in matches:
             number += 1
             parts += document.appearances
+            found.append(document)
             if limit is None or number <= limit:
-                documents.append((self._describe(document), exposure_of(document.appearances, checkpoints)))
-        return DocumentsAnswer(number, exposure_of(parts, checkpoints), documents)
+                seen = exposure_of(document.appearances, checkpoints, self._seen_before([document]))
+                documents.append((self._describe(document), seen))
+        return DocumentsAnswer(number, exposure_of(parts, checkpoints, self._seen_before(found)), documents)
+
+    def _seen_before(self, documents: Sequence[FoundDocument]) -> bool | None:
+        """Return True if the weights that training began from had read one of the documents; None = not known."""
+        if self._plan.origin is None or not documents:
+            return False
+        ids, urls = {bytes.fromhex(own.doc_id) for own in documents}, {own.url for own in documents if own.url}
+
+        def spans_of(dataset: Dataset) -> list[Span]:
+            index = DocumentIndex(dataset)
+            found = [place for own in ids for place in index.all_of_id(own)]
+            found += [place for url in urls for place in index.of_url(url)]
+            return [(stream, begin, row["num_tokens"]) for stream, row, begin in found]
+
+        return saw_before(self._plan.origin, frozenset(ids), spans_of)
 
     def _describe(self, place: Appearance | FoundDocument, work: LongWork | None = None) -> TracedDocument:
         detail = self._known.get(place.doc_id, DocumentDetail())

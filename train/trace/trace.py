@@ -7,7 +7,7 @@ of the run: the rows of a step are computed, and so are the steps whose rows con
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from schemas.errors import ConfigError, ContractError
@@ -302,9 +302,20 @@ class Exposure:
     """Step of the last checkpoint that saw the set: every checkpoint after the first that saw it has seen it too."""
     last_clean: int | None
     """Step of the last checkpoint that had not seen the set; None = there is none, so train from step 0."""
+    saw_before: bool | None = False
+    """True if the weights that training began from had seen the set, so no checkpoint is clean; None = not known."""
 
     def describe(self) -> str:
         """Return the steps, epochs and checkpoints as one line of text."""
+        if self.saw_before is False:
+            return self._describe_steps()
+        own = replace(self, saw_before=False)._describe_steps().replace(": every checkpoint is clean", "")
+        own = own.partition("last clean checkpoint")[0].rstrip(" ;,")
+        if self.saw_before:
+            return f"{own}; no checkpoint is clean: the weights that training began from had seen it"
+        return f"{own}; it is NOT KNOWN whether the weights that training began from had seen it"
+
+    def _describe_steps(self) -> str:
         if not self.steps:
             return "in no step of the plan: every checkpoint is clean"
         steps, epochs = self.steps, ", ".join(map(str, self.epochs))
@@ -318,16 +329,19 @@ class Exposure:
         return "; ".join([*words, f"last clean checkpoint {clean}"])
 
 
-def exposure_of(appearances: Iterable[Appearance], checkpoints: Iterable[int]) -> Exposure:
+def exposure_of(
+    appearances: Iterable[Appearance], checkpoints: Iterable[int], saw_before: bool | None = False
+) -> Exposure:
     """Return the steps and checkpoints that were trained on any document of a set.
 
-    `appearances`: the documents' spans in batches; `checkpoints`: steps of the existing checkpoints.
+    `appearances`: the documents' spans in batches; `checkpoints`: steps of the existing checkpoints; `saw_before`: True
+    if the weights that training began from had seen the set, None = not known.
     """
     uses = [(part.step, part.epoch) for part in appearances]
     steps, saved = sorted({step for step, _ in uses}), sorted(checkpoints)
     # A checkpoint of step s is the result of updates 1 to s.
     saw = [step for step in saved if steps and step >= steps[0]]
-    clean = [step for step in saved if not steps or step < steps[0]]
+    clean = [step for step in saved if (not steps or step < steps[0]) and saw_before is False]
     return Exposure(
         steps=tuple(steps),
         epochs=tuple(sorted({epoch for _, epoch in uses})),
@@ -335,6 +349,7 @@ def exposure_of(appearances: Iterable[Appearance], checkpoints: Iterable[int]) -
         first_checkpoint=saw[0] if saw else None,
         last_checkpoint=saw[-1] if saw else None,
         last_clean=clean[-1] if clean else None,
+        saw_before=saw_before,
     )
 
 
