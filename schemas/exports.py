@@ -25,7 +25,8 @@ RECEIPT = re.compile(r"[0-9a-f]{12}\.json")
 MODEL = "huggingface"
 """Format of an export of a checkpoint as a folder of Hugging Face."""
 TRAINED_ON = "training"
-"""Format of the receipt of another run that began its training from a checkpoint of this run."""
+"""Format of the receipt of another run that began its training from a checkpoint of this run, directly or not, or that
+was trained on its dataset."""
 
 
 class ExportedFile(BaseModel):
@@ -61,7 +62,7 @@ class ExportReceipt(BaseModel):
     tables: dict[str, str]
     """Digest of every table that was read, by name."""
     checkpoint: str | None = None
-    """Folder of the checkpoint that was exported, relative to the run; None = the export is no model."""
+    """Folder of the checkpoint that was exported, or that a training began from, relative to the run; None = none."""
     counts: dict[str, int] = {}
     """Numbers of what was written, such as documents and tokens."""
     files: list[ExportedFile]

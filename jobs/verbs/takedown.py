@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import posixpath
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
@@ -36,9 +37,10 @@ from pipeline.takedown.select import (
 from pipeline.takedown.shards import find_removed_rows
 from schemas.document_ids import ID_HELP, MIN_ID_DIGITS, resolve_doc_ids
 from schemas.errors import ConfigError, PenstockError
-from schemas.exports import ExportReceipt, read_receipts
+from schemas.exports import TRAINED_ON, ExportReceipt, read_receipts
 from schemas.locks import lock_checkpoints, lock_tables
-from schemas.manifest import read_run
+from schemas.logs import LOGGER
+from schemas.manifest import RUN_NAME, read_run
 from schemas.origin import origin_of
 from schemas.paths import check_own_folders, check_unlinked_tables
 from schemas.removed import certificates_of
@@ -59,7 +61,7 @@ from schemas.takedown import (
 from schemas.text import printable
 from schemas.tokens import Dataset, open_dataset
 from schemas.urls import parse_domain
-from schemas.versions import DATASET, attached_runs, check_own_tables
+from schemas.versions import DATASET, attached_runs, check_own_tables, source_runs
 from train.ancestors import with_origins
 from train.data.document_index import DocumentIndex
 from train.erase import erase_replaced, find_replaced
@@ -252,6 +254,8 @@ def _remake_exports(run: Store) -> int:
     named = {identifier for certificate in certificates_of(run) for identifier in certificate.exports}
     failed = 0
     for receipt in [own for own in read_receipts(run) if own.id in named and not own.replaced_by]:
+        if receipt.options.get("format") == TRAINED_ON:
+            continue  # another run, which the takedown has named
         if receipt.checkpoint is not None:
             # Exported again, the same checkpoint would be the same model.
             print(f"export {receipt.id} is a model that was trained on removed documents, so it was not made again")
@@ -291,15 +295,40 @@ def _has_documents(run: Store, request: TakedownRequest) -> bool:
 def effects_of(run: Store, documents: frozenset[bytes], sought: Sequence[tuple[str, str]] = ()) -> Effects:
     """Return the optimizer steps and checkpoints that were trained on the documents.
 
-    Runs in subfolders that use tables of `run` are included. `sought`: (kind, value) of the URLs and domains by which
+    Runs that use tables of `run` are included: those in subfolders, and those elsewhere that have left a receipt.
+    `sought`: (kind, value) of the URLs and domains by which
     the documents are looked up in runs from whose weights a training began.
     """
     others = []
-    for folder, tables in attached_runs(run).items():
-        seen = _affected(run.child(folder), documents, sought)
+    for folder, tables in (attached_runs(run) | _runs_elsewhere(run)).items():
+        try:
+            seen = _affected(run.child(folder), documents, sought)
+        except (PenstockError, OSError) as error:
+            if not folder.startswith("../"):
+                raise
+            LOGGER.warning(
+                f"takedown: {run.child(folder).uri} cannot be read, so its checkpoints are not named: {error}"
+            )
+            continue
         models = [model.model_copy(update={"checkpoint": f"{folder}/{model.checkpoint}"}) for model in seen.models]
         others.append(OtherRun(run=folder, tables=tables, steps=seen.steps, models=models))
     return _affected(run, documents, sought).model_copy(update={"others": others})
+
+
+def _runs_elsewhere(run: Store) -> dict[str, list[str]]:
+    """Return folder, relative to a run, and tables of the runs outside of it that were trained on its tables."""
+    found: dict[str, list[str]] = {}
+    for receipt in read_receipts(run):
+        other = Store(receipt.destination) if receipt.options.get("format") == TRAINED_ON else None
+        if other is None or receipt.replaced_by or other.fs != run.fs or not other.exists(RUN_NAME):
+            continue
+        if run.uri in {source.uri for source in source_runs(other)}:
+            tables = read_run(other).tables
+            own = [name for name, path in tables.items() if other.child(f"{name}/{path}/../..").uri == run.uri]
+            # The dataset of a union is its own; its manifest names shards of this run.
+            is_on_dataset = receipt.checkpoint is None or not own
+            found[posixpath.relpath(other.root, run.root)] = sorted({*own, *([DATASET] if is_on_dataset else [])})
+    return found
 
 
 def addresses_of(selection: Selection) -> list[tuple[str, str]]:

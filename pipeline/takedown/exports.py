@@ -92,6 +92,8 @@ def describe_exports(run: Store, receipts: Sequence[ExportReceipt]) -> Iterator[
                 f"export {receipt.id}: began to write {receipt.options.get('format')} of {receipt.table} to "
                 f"{receipt.destination} and did not end; delete what is in this folder"
             )
+        elif receipt.options.get("format") == TRAINED_ON and receipt.checkpoint is None:
+            yield f"run {receipt.destination} was trained on the dataset with them: delete what has read them there"
         elif receipt.options.get("format") == TRAINED_ON:
             yield (
                 f"run {receipt.destination}: its training began from {receipt.checkpoint}, which was trained on them; "
@@ -136,6 +138,7 @@ def check_exports(run: Store, certificate: Certificate) -> Iterator[str]:
             yield f"export {identifier}: its receipt is absent, so it was not checked"
         elif receipt.options.get("format") == TRAINED_ON:
             began = f"began its training from {receipt.checkpoint}, which was trained on removed documents"
+            began = began if receipt.checkpoint else "was trained on a dataset with removed documents"
             yield f"run {receipt.destination} {began}; its checkpoints were not checked"
         elif (left := files_left(run, receipt)) is None:
             yield f"export {identifier}: {receipt.destination} cannot be read from here, so it was not checked"

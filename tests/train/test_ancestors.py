@@ -8,9 +8,11 @@ import pytest
 from jobs.cli import main
 from jobs.verbs.takedown import describe_effects, effects_of
 from schemas.errors import ConfigError
-from schemas.exports import MODEL, write_receipt
+from schemas.exports import MODEL, read_receipts, write_receipt
 from schemas.storage import Store
-from schemas.versions import DATASET
+from schemas.union import write_union
+from schemas.versions import DATASET, attach_run
+from tests.support.tiny_dataset import make_tiny_dataset
 from tests.support.tiny_runs import copied, make_run, notes, opened, trained
 from tests.support.tiny_takedown import certificates, documents_of, spans_of, take_down
 from tests.support.tiny_takedown import opened as dataset_of
@@ -143,3 +145,37 @@ def test_the_weights_of_a_published_model_are_not_known(line, documents, tmp_pat
     run = after(tmp_path / "run", tmp_path / "model", 5)
     effects = effects_of(Store(str(run)), frozenset([bytes.fromhex(documents[1])]))
     assert (effects.origins_saw, {model.saw_before for model in effects.models}) == ([None], {None})
+
+
+def test_every_run_of_the_line_has_a_receipt_of_the_runs_after_it(line):
+    def named(name: str) -> dict[str, str | None]:
+        found = read_receipts(Store(str(line / name)))
+        return {Path(own.destination).name: own.checkpoint for own in found if Path(own.destination).parent == line}
+
+    last = "train/checkpoints/step-000004"
+    assert [named(name) for name in ("first", "second", "third")] == [
+        {"second": last, "third": last},
+        {"third": last},
+        {},
+    ]
+
+
+def test_a_takedown_names_the_checkpoints_of_runs_elsewhere_on_its_dataset(line, documents, tmp_path, capsys):
+    folder, other, both = make_run(tmp_path / "data"), tmp_path / "elsewhere/run", tmp_path / "both"
+    attach_run(Store(str(other)), Store(str(folder)), (DATASET, "tokenizer"))
+    trained(other, 1, "train.steps=4", "checkpoint.every=2")
+    write_union(Store(str(both)), [Store(str(folder)), make_tiny_dataset(tmp_path / "more", suffix="-2")])
+    trained(both, 1, "train.steps=2")
+    assert take_down(folder, doc=[documents[0]]) == 0
+    out, (certificate,) = capsys.readouterr().out, certificates(folder)
+    found = {own.run: {model.step: model.saw for model in own.models} for own in certificate.effects.others}
+    assert found["../elsewhere/run"] == {2: True, 4: True}
+    assert {*found} == {"../elsewhere/run", "../both"}
+    assert {"tokens"} <= {*certificate.effects.others[-1].tables}
+    assert "../elsewhere/run uses the tables tokenizer, tokens; 2 of its 2 checkpoint(s) have seen them" in out
+    assert len(certificate.exports) == 2
+    assert take_down(folder, check=f"takedowns/{certificate.id}.json") == 0
+    assert f"run {other} was trained on a dataset with removed documents" in capsys.readouterr().out
+    assert take_down(folder, remake_exports=True) == 0
+    assert take_down(folder, doc=[documents[1]]) == 0  # the dataset of the other runs is gone
+    assert len(certificates_after(folder, certificate.id).effects.others) == 0

@@ -11,6 +11,7 @@ from schemas.exports import TRAINED_ON, write_receipt
 from schemas.logs import LOGGER
 from schemas.origin import CHECKPOINT, ModelOrigin
 from schemas.storage import Store
+from schemas.tokens import Dataset
 from schemas.versions import DATASET
 from train.checkpoint.folder import METADATA_NAME, StateFile, folder_name, parse_metadata
 from train.checkpoint.state import MODEL_PREFIX, State, read_state, verify_files
@@ -50,18 +51,23 @@ def read_origin(origin: ModelOrigin, start: tuple[ModelShape, int], ranks: Ranks
         ranks.refuse(error)
 
 
-def record_beginning(origin: ModelOrigin, run: Store) -> None:
-    """Write a receipt into the run of the origin, by which a takedown there names this run.
+def record_beginning(origin: ModelOrigin | None, dataset: Dataset, run: Store) -> None:
+    """Write a receipt of a new training into every run that it depends on, by which a takedown there names this run.
 
-    A run that cannot be written has a warning instead.
+    These are the runs of the weights that it began from, directly or not, and those of its dataset. Runs in subfolders
+    of these are found without one. A run that cannot be written has a warning instead.
     """
-    if origin.format != CHECKPOINT:
-        return
-    checkpoint, read = folder_name(origin.step or 0), {DATASET: origin.dataset}
-    try:
-        write_receipt(Store(origin.path), run, {"format": TRAINED_ON}, read, names=(), checkpoint=checkpoint)
-    except (OSError, ContractError) as error:
-        LOGGER.warning(f"train: {origin.path} has no receipt of {run.uri}, so a takedown will not name it: {error}")
+    read: dict[str, tuple[str, str | None]] = {}
+    for member in dataset.members:
+        if run.uri != member.run.uri and not run.uri.startswith(f"{member.run.uri}/"):
+            read[member.run.address] = member.digest, None
+    for own in (own for own in (origin.line if origin else ()) if own.format == CHECKPOINT):
+        read[own.path] = own.dataset, folder_name(own.step or 0)
+    for path, (digest, checkpoint) in read.items():
+        try:
+            write_receipt(Store(path), run, {"format": TRAINED_ON}, {DATASET: digest}, names=(), checkpoint=checkpoint)
+        except (OSError, ContractError) as error:
+            LOGGER.warning(f"train: {path} has no receipt of {run.uri}, so a takedown will not name it: {error}")
 
 
 def _check_digest(run: Store, name: str, digest: str) -> None:

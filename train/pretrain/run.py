@@ -100,7 +100,7 @@ class TrainingRun:
             if (origin := plan.origin) is not None:
                 start = plan.shape, plan.settings.train.seed
                 read = partial(read_origin, origin, start, self._ranks)
-                self._ranks.on_first(lambda: record_beginning(origin, self.setup.run))
+            self._ranks.on_first(lambda: record_beginning(origin, self.setup.dataset, self.setup.run))
             self.learner.init_state(read)
             return
         same = not checkpoint.layout.differences(self.setup.layout)
