@@ -128,12 +128,14 @@ def _wat_pages(stream: ByteStream, counts: LinkCounts) -> Iterator[Iterator[dict
         if not html or not isinstance(page, str):
             counts.left_out["no_html"] += 1
             continue
-        yield _page_links(html, encodable(page))
+        yield _page_links(html, encodable(page) if len(page) <= MAX_URL_CHARS else None)
 
 
-def _page_links(html: dict[str, Any], page: str) -> Iterator[dict[str, Any]]:
+def _page_links(html: dict[str, Any], page: str | None) -> Iterator[dict[str, Any]]:
     declared = _path(html, "Head").get("Base")
-    base = _absolute(page, declared) if isinstance(declared, str) else page
+    base = _absolute(page or "", declared) if isinstance(declared, str) else page or ""
+    if len(base) > MAX_URL_CHARS:
+        base = ""  # Joining takes time linear in its length for each link. Relative links are left out.
     links = html.get("Links")
     for link in links if isinstance(links, list) else ():
         # Other paths are images, scripts, forms and the like.

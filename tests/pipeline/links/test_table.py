@@ -9,11 +9,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from jobs.cli import main
-from pipeline.links.readers import MAX_LINKS, LinkCounts, read_links
+from pipeline.links.readers import MAX_LINKS, MAX_URL_CHARS, LinkCounts, read_links
 from pipeline.links.table import write_links
 from pipeline.sources.config import SourceConfig
 from pipeline.sources.splits import find_splits
 from schemas.errors import ConfigError
+from tests.support.growth import MOST, growth
 
 
 def record(value: object, kind: str = "metadata") -> bytes:
@@ -36,6 +37,25 @@ def link(url: object, **fields: object) -> dict:
 def read(data: bytes, name: str = "a.wat.gz", internal: bool = False) -> tuple[list[dict], LinkCounts]:
     counts = LinkCounts()
     return list(read_links(name, io.BytesIO(data), internal, counts)), counts
+
+
+def test_a_long_base_costs_no_time_for_each_link() -> None:
+    def links_of(count: int) -> bytes:
+        links = [link("x/y")] * count + [link("http://b.example.org/")]
+        return record(page(links, Base=f"http://a.example.net/{'b/' * 8 * count}"))
+
+    rows, counts = read(links_of(500))
+    assert [row["url"] for row in rows] == ["http://b.example.org/"]
+    assert counts.links_left_out == {"not_web": 500}
+    assert growth(read, links_of, 1_500) < MOST
+
+
+def test_a_page_with_a_long_address_has_none() -> None:
+    value = page([link("http://b.example.org/"), link("/relative")])
+    value["Envelope"]["WARC-Header-Metadata"]["WARC-Target-URI"] = f"http://a.example.com/{'x' * MAX_URL_CHARS}"
+    (row,), counts = read(record(value))
+    assert (row["url"], row["from_url"], row["from_domain"]) == ("http://b.example.org/", None, None)
+    assert counts.links_left_out == {"not_web": 1}
 
 
 def test_links_of_a_wat_file() -> None:
