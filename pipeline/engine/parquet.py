@@ -1,6 +1,6 @@
 """Part files: writes them as Parquet with their SHA-256, and reads the parts of several tables together in batches.
 
-The size of a row group depends only on the number and text size of its rows, so equal rows give equal bytes anywhere.
+The size of a row group depends only on the number and text sizes of its rows, so equal rows give equal bytes anywhere.
 """
 
 import hashlib
@@ -26,6 +26,8 @@ from schemas.tables import REPLACED, TABLES
 
 GROUP_ROWS = 2048
 GROUP_BYTES = 32 << 20
+GROUP_CHARS = 128 << 20
+"""Maximum length of the other texts of a row group, such as addresses, which the writer holds [code points]."""
 GROUPS_OF_A_SIZE, DOUBLINGS = 64, 3
 """After so many row groups their maximum number of rows doubles, so often at most.
 
@@ -195,8 +197,9 @@ class PartWriter(FileWriter):
         self._schema, self._size_column = schema, size_column
         self._writer = open_parquet(self._sink, schema)
         self._names = schema.names
+        self._texts = [field.name for field in schema if field.type == pa.string() and field.name != size_column]
         self._columns: list[list[Any]] = [[] for _ in self._names]
-        self._pending_rows = self._pending_bytes = self._num_groups = 0
+        self._pending_rows = self._pending_bytes = self._pending_chars = self._num_groups = 0
 
     def add(self, row: Row) -> None:
         """Append one row. Missing columns are null, and columns that the schema does not have are ignored."""
@@ -205,7 +208,11 @@ class PartWriter(FileWriter):
         self._pending_rows += 1
         if self._size_column is not None:
             self._pending_bytes += len(row.get(self._size_column) or "")
-        if self._pending_rows >= group_rows(self._num_groups) or self._pending_bytes >= GROUP_BYTES:
+        for name in self._texts:
+            if value := row.get(name):
+                self._pending_chars += len(value)
+        is_large = self._pending_bytes >= GROUP_BYTES or self._pending_chars >= GROUP_CHARS
+        if is_large or self._pending_rows >= group_rows(self._num_groups):
             self._flush()
 
     def add_group(self, rows: pa.Table) -> None:
@@ -232,7 +239,7 @@ class PartWriter(FileWriter):
         self._writer.write_table(pa.Table.from_arrays(arrays, schema=self._schema), row_group_size=self._pending_rows)
         self._num_groups += 1
         self.num_rows += self._pending_rows
-        self._pending_rows = self._pending_bytes = 0
+        self._pending_rows = self._pending_bytes = self._pending_chars = 0
 
     def _finish(self) -> None:
         self._flush()

@@ -85,17 +85,17 @@ def parse_warc_header(block: bytes) -> RecordHeader | None:
 
 def parse_fields(block: bytes) -> dict[str, str]:
     """Return the fields of a WARC or HTTP header by lower-case name; if a name occurs twice, the last value is used."""
-    fields: dict[str, str] = {}
+    fields: dict[str, list[str]] = {}
     name = ""
     for line in block.decode("utf-8", "replace").split("\n")[1:]:
         if line[:1] in " \t" and name:
-            fields[name] = f"{fields[name]} {line.strip()}".strip()
+            fields[name].append(line.strip())
             continue
         name, colon, value = line.partition(":")
         name = name.strip().lower() if colon else ""
         if name:
-            fields[name] = value.strip()
-    return fields
+            fields[name] = [value.strip()]
+    return {name: " ".join(filter(None, parts)) for name, parts in fields.items()}
 
 
 def parse_arc_line(line: bytes) -> RecordHeader | None:

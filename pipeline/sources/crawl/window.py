@@ -173,7 +173,7 @@ class DecodedWindow:
         size = 4 << 10
         while True:
             held = self.fill(size)
-            if match := BLANK_LINE.search(self._buffer, self._at):
+            if match := BLANK_LINE.search(self._buffer, self._at, self._at + MAX_HEADER_BYTES):
                 return self.take(match.end() - self._at)
             if held < size:
                 self.skip(held)

@@ -16,7 +16,7 @@ from pipeline.sources.config import SourceConfig
 from pipeline.sources.forums.temporary_rows import BATCH_ROWS, temporary_database
 from pipeline.sources.lines import BOM, LineReader, SourceRows, lines_of, parse_object
 from pipeline.sources.provenance import SourceItem, account_bytes, encodable, new_row, set_text, set_title
-from pipeline.sources.rows import date_of, meta_of
+from pipeline.sources.rows import MAX_URL_CHARS, date_of, meta_of
 from schemas.storage import resolve_uri
 
 SITE = "https://www.reddit.com"
@@ -127,6 +127,8 @@ def parse_submission(line: bytes, rules: SubmissionRules) -> Submission | Drop:
     path = value.get("permalink")
     if not isinstance(path, str) or not path.startswith("/"):
         path = f"/r/{value.get('subreddit')}/comments/{value['id']}/"
+    if len(path) > MAX_URL_CHARS:
+        path = f"/comments/{value['id']}/"
     created = value.get("created_utc")
     if isinstance(created, str) and re.fullmatch("[0-9]{1,12}", created):
         created = int(created)

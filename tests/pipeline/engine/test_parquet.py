@@ -43,6 +43,16 @@ def test_row_groups_are_cut_by_rows_and_by_text_size(tmp_path, monkeypatch):
         assert [file.metadata.row_group(i).num_rows for i in range(file.num_row_groups)] == [2, 2, 1]
 
 
+def test_row_groups_are_cut_by_the_size_of_other_texts(tmp_path, monkeypatch):
+    monkeypatch.setattr(writing, "GROUP_CHARS", 100)
+    schema = SCHEMA.append(pa.field("url", pa.string())).append(pa.field("meta", pa.string()))
+    with PartWriter(Store(str(tmp_path)), "part-00000", schema, size_column="text") as writer:
+        for number in range(5):
+            writer.add({"id": number, "text": "x" * 90, "url": "u" * 40, "meta": "m" * 20})
+    with pq.ParquetFile(tmp_path / writer.written.path) as file:
+        assert [file.metadata.row_group(i).num_rows for i in range(file.num_row_groups)] == [2, 2, 1]
+
+
 def test_row_groups_of_a_long_part_grow_so_that_its_metadata_stays_small(tmp_path, monkeypatch):
     monkeypatch.setattr(writing, "GROUP_ROWS", 2)
     monkeypatch.setattr(writing, "GROUPS_OF_A_SIZE", 3)

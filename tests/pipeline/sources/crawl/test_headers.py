@@ -14,6 +14,7 @@ from pipeline.sources.crawl.http import (
     parse_warc_header,
     starts_with_record,
 )
+from tests.support.growth import MOST, growth
 
 
 @pytest.mark.parametrize(
@@ -100,3 +101,9 @@ def test_no_header_raises(data):
     header = parse_warc_header(b"WARC/1.0\r\nContent-Length: 1\r\n" + data)
     assert header is None or header.length >= 0
     parse_arc_line(b"http://" + data + b" 1.2.3.4 20080509190241 text/html 65\n")
+
+
+def test_folded_lines_are_one_value_in_linear_time():
+    assert parse_fields(b"HTTP/1.0 200\nA:\n b\n \n\tc \nB: x\n  y\nA: z\n") == {"a": "z", "b": "x y"}
+    assert parse_fields(b"HTTP/1.0 200\nA: \n b\n \n\tc ") == {"a": "b c"}
+    assert growth(parse_fields, lambda n: b"WARC/1.0\nA: b" + b"\n c" * n, 100_000) < MOST

@@ -192,3 +192,15 @@ def test_arc_versions_and_the_space_in_a_url():
     damaged = lines[0] + b"junk\n" + lines[1] + lines[2][:-9] + b"\n" + lines[1]
     rules = Counter(rule for _, rule in verdicts(damaged))
     assert rules == {"lying_length": 2, "kept": 2}
+
+
+@pytest.mark.parametrize("pack", [bytes, gzip.compress])
+def test_a_header_of_a_record_has_at_most_64_kilobytes(pack):
+    def stored(size):
+        return pack(page(1, WARC_Target_URI=f"http://a.com/{'x' * size}")) + pack(page(2))
+
+    (first, drop), (second, _) = read(stored(60_000))
+    assert (drop, len(first["url"])) == (None, 60_013)
+    (first, drop), (second, _) = read(stored(70_000))
+    assert (first["record_type"], first["url"], drop) == ("gap", None, Drop("bad_header"))
+    assert second["_payload"] == b"<p>page 2</p>"

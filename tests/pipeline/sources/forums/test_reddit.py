@@ -15,6 +15,7 @@ from pydantic import ValidationError
 from pipeline.engine.stage import Drop, Split
 from pipeline.sources.config import SourceConfig
 from pipeline.sources.forums.reddit import base_36, id_of
+from pipeline.sources.rows import MAX_URL_CHARS
 from pipeline.sources.source import open_split, refetch
 from pipeline.sources.splits import HashedStream, find_splits, open_stream
 from schemas.errors import ConfigError
@@ -67,6 +68,12 @@ def test_a_submission() -> None:
     assert row["url"] == "https://www.reddit.com/r/htpc/comments/16o21a/a_b/"
     assert (row["domain"], row["date"]) == ("reddit.com", datetime(2013, 1, 16, 5, 0, 26, tzinfo=UTC))
     assert json.loads(row["meta"]) == {"id": "16o21a", "subreddit": "htpc", "score": 5, "num_comments": 9}
+
+
+def test_an_address_that_is_too_long_is_that_of_the_id() -> None:
+    for values in ({"permalink": f"/{'x' * MAX_URL_CHARS}"}, {"permalink": None, "subreddit": "x" * MAX_URL_CHARS}):
+        ((row, drop),) = read(lines(post(**values)))
+        assert (drop, row["url"]) == (None, "https://www.reddit.com/comments/16o21a/")
 
 
 @pytest.mark.parametrize(
