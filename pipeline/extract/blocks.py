@@ -45,8 +45,12 @@ NO_BREAK_SPACE = "\xa0"
 
 _RAW = frozenset((b"script", b"style", b"iframe", b"textarea", b"noembed", b"noframes"))
 """Elements that are left out and contain no elements."""
-_HEAD = re.compile(rb'[^ >]*+(?: [^ =>]*+="[^"]*+")*+>')
-"""A tag without its first bracket; the name of an attribute can contain quotes and brackets."""
+_HEAD = re.compile(rb'([^ >]*+(?: [^ =>]*+="[^"]*+")*+)(?: [^ =>]*+(?:="[^"]*+)?)?')
+"""A tag without its brackets, and what is read after it in vain; the name of an attribute can have quotes and brackets.
+"""
+HEAD_FACTOR = 8
+"""Bytes that are read in vain of what is no tag, as a multiple of the size of the page; beyond it, each tag ends at its
+first bracket. The content of elements such as `<xmp>` is not well-formed."""
 _ESCAPED = (("&quot;", '"'), ("&lt;", "<"), ("&gt;", ">"), ("&amp;", "&"))
 
 _LINK_AND_BOLD = np.zeros((2, 14), np.int64)
@@ -221,7 +225,7 @@ def read_markup(source: str) -> Markup:
     if native.module is None:
         return read_markup_in_python(source)
     html, starts, ends, text_ends, effects, chars, texts, text_of, is_cut = native.loaded().read_markup(
-        source, MAX_TAGS, *EFFECT_TABLES
+        source, (MAX_TAGS, HEAD_FACTOR), *EFFECT_TABLES
     )
     return Markup(
         html,
@@ -256,11 +260,14 @@ def read_markup_in_python(source: str) -> Markup:
     text_ends = np.append(starts, len(points))
     if len(special):
         is_kept = np.ones(len(starts), bool)
-        done = 0
-        places = starts.tolist()
+        done = wasted = 0
+        places, limit = starts.tolist(), HEAD_FACTOR * len(html)
         for number, is_left_out in zip(special.tolist(), (effects[special] == LEFT_OUT).tolist()):
             if number >= done:
-                ends[number], begin, done = _corrected(places, number, html, is_left_out)
+                close = int(ends[number]) if ends[number] < len(html) else -1
+                head, vain = _end_of_head(html, places[number] + 1, close) if wasted <= limit else (close, 0)
+                wasted += vain
+                ends[number], begin, done = _corrected(places, number, html, is_left_out, head)
                 is_kept[begin:done] = False
         kept = np.flatnonzero(is_kept)
         starts, ends, effects = starts[kept], ends[kept], effects[kept]
@@ -273,22 +280,32 @@ def read_markup_in_python(source: str) -> Markup:
     return Markup(html, starts, ends, text_ends, effects, chars, texts, text_of, is_cut)
 
 
-def _corrected(starts: list[int], number: int, html: bytes, is_left_out: bool) -> tuple[int, int, int]:
+def _end_of_head(html: bytes, start: int, close: int) -> tuple[int, int]:
+    """Return the position of the bracket that ends a tag, and the number of bytes that were read in vain.
+
+    `close`: the position of the first bracket, which ends what is no tag; -1: there is none.
+    """
+    head = _HEAD.match(html, start)
+    if head is None or html.startswith(b"!--", start):
+        return close, 0
+    end = head.end(1)
+    return (end, 0) if html[end : end + 1] == b">" else (close, head.end() - start)
+
+
+def _corrected(starts: list[int], number: int, html: bytes, is_left_out: bool, end: int) -> tuple[int, int, int]:
     """Return the end of a tag that is a comment, has a bracket in an attribute or starts what is left out.
 
-    Return also the first tag that is left out with it, and the first tag after these.
+    Return also the first tag that is left out with it, and the first tag after these. `end`: that of the tag, unless
+    it is a comment.
     """
     start = starts[number] + 1
     if html.startswith(b"!--", start):
         close = html.find(b"-->", start)
         end = close + 2 if close >= 0 else len(html)
-    else:
-        found = _HEAD.match(html, start)
-        end = found.end() - 1 if found is not None else html.find(b">", start)
-        if is_left_out:
-            # The end tag stays, because the text after it is text of the page.
-            name = html[start:end].partition(b" ")[0]
-            return end, number, bisect_left(starts, _close_of(name, html, end))
+    elif is_left_out:
+        # The end tag stays, because the text after it is text of the page.
+        name = html[start:end].partition(b" ")[0]
+        return end, number, bisect_left(starts, _close_of(name, html, end))
     return end, number + 1, bisect_left(starts, end)
 
 

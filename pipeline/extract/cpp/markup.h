@@ -46,19 +46,28 @@ inline int8_t effect_of(Bytes html, size_t start, const Names& names) {
     return names.keys[slot] == key ? names.effects[slot] : NOTHING;
 }
 
-// What `_HEAD` of blocks.py matches from a position on: the position after it, or -1.
-inline int64_t head_end(Bytes html, size_t place) {
+// The end of a tag as `_end_of_head` of blocks.py finds it, and the number of bytes that were read in vain.
+struct Head {
+    int64_t end, vain;
+};
+
+inline Head head_of(Bytes html, size_t start, int64_t close) {
     const size_t size = html.size();
+    if (html.substr(std::min(start, size), 3) == "!--") return {close, 0};
+    size_t place = start, reached = 0;
     while (place < size && html[place] != ' ' && html[place] != '>') place++;
     while (place < size && html[place] == ' ') {
         size_t name = place + 1;
         while (name < size && html[name] != ' ' && html[name] != '=' && html[name] != '>') name++;
+        reached = name;
         if (name + 1 >= size || html[name] != '=' || html[name + 1] != '"') break;
         const size_t quote = html.find('"', name + 2);
+        reached = quote == Bytes::npos ? size : quote + 1;
         if (quote == Bytes::npos) break;
         place = quote + 1;
     }
-    return place < size && html[place] == '>' ? static_cast<int64_t>(place + 1) : -1;
+    if (place < size && html[place] == '>') return {static_cast<int64_t>(place), 0};
+    return {close, static_cast<int64_t>(std::max(place, reached) - start)};
 }
 
 inline int64_t find(Bytes html, Bytes part, size_t start) {
@@ -107,31 +116,29 @@ struct Corrected {
     size_t begin, done;
 };
 
-inline Corrected corrected(const std::vector<int64_t>& starts, size_t number, Bytes html, bool is_left_out) {
+inline Corrected corrected(const std::vector<int64_t>& starts, size_t number, Bytes html, bool is_left_out,
+                           int64_t end) {
     const size_t start = static_cast<size_t>(starts[number]) + 1;
-    int64_t end;
     if (html.substr(std::min(start, html.size()), 3) == "!--") {
         const int64_t close = find(html, "-->", start);
         end = close >= 0 ? close + 2 : static_cast<int64_t>(html.size());
-    } else {
-        end = head_end(html, start) - 1;
-        if (end < 0) end = find(html, ">", start);
-        if (is_left_out) {
-            const size_t last = end >= 0 ? static_cast<size_t>(end) : html.size() - 1;
-            Bytes name = html.substr(std::min(start, html.size()), last > start ? last - start : 0);
-            name = name.substr(0, name.find(' '));
-            return {end, number, first_from(starts, static_cast<int64_t>(close_of(name, html, end)))};
-        }
+    } else if (is_left_out) {
+        const size_t last = end >= 0 ? static_cast<size_t>(end) : html.size() - 1;
+        Bytes name = html.substr(std::min(start, html.size()), last > start ? last - start : 0);
+        name = name.substr(0, name.find(' '));
+        return {end, number, first_from(starts, static_cast<int64_t>(close_of(name, html, end)))};
     }
     return {end, number + 1, first_from(starts, end)};
 }
 
-inline Tags tags_of(Bytes html, const std::vector<int64_t>& starts, const Names& names) {
+inline Tags tags_of(Bytes html, const std::vector<int64_t>& starts, const Names& names, int64_t head_factor) {
     const size_t size = html.size(), num_tags = starts.size();
     std::vector<char> is_kept(num_tags, 1);
     std::vector<int64_t> ends(num_tags);
     std::vector<int8_t> effects(num_tags);
     size_t done = 0, close = 0;
+    int64_t wasted = 0;
+    const int64_t most_wasted = head_factor * static_cast<int64_t>(size);
     for (size_t number = 0; number < num_tags; number++) {
         // The bracket is looked for once, because an attribute may hold thousands of tags.
         const size_t start = static_cast<size_t>(starts[number]);
@@ -145,7 +152,10 @@ inline Tags tags_of(Bytes html, const std::vector<int64_t>& starts, const Names&
         bool is_special = is_left_out || next < end || (start + 1 < size && html[start + 1] == '!');
         if (!is_special) is_special = std::count(html.data() + start, html.data() + end, '"') & 1;
         if (!is_special) continue;
-        const Corrected found = corrected(starts, number, html, is_left_out);
+        Head head{close < size ? end : -1, 0};
+        if (wasted <= most_wasted) head = head_of(html, start + 1, head.end);
+        wasted += head.vain;
+        const Corrected found = corrected(starts, number, html, is_left_out, head.end);
         ends[number] = found.end;
         done = found.done;
         for (size_t other = found.begin; other < found.done; other++) is_kept[other] = 0;
@@ -223,14 +233,15 @@ inline std::string encoded(PyObject* source) {
 
 inline PyObject* read_markup(PyObject*, PyObject* args) {
     PyObject* source;
-    Py_ssize_t max_tags;
+    Py_ssize_t max_tags, head_factor;
     Py_buffer keys, effects;
     unsigned long long mix, factor;
-    if (!PyArg_ParseTuple(args, "Uny*y*KK", &source, &max_tags, &keys, &effects, &mix, &factor)) return nullptr;
+    if (!PyArg_ParseTuple(args, "U(nn)y*y*KK", &source, &max_tags, &head_factor, &keys, &effects, &mix, &factor))
+        return nullptr;
     PyObject* result = guarded([&]() -> PyObject* {
         int bits = 0;
         while ((Py_ssize_t{1} << bits) < effects.len) bits++;
-        if (bits < 1 || (Py_ssize_t{1} << bits) != effects.len || keys.len != 8 * effects.len || max_tags < 1) {
+        if (bits < 1 || (Py_ssize_t{1} << bits) != effects.len || keys.len != 8 * effects.len || max_tags < 1 || head_factor < 0) {
             PyErr_SetString(PyExc_ValueError, "read_markup: expected tables of 2^n slots and at least one tag.");
             return nullptr;
         }
@@ -249,7 +260,7 @@ inline PyObject* read_markup(PyObject*, PyObject* args) {
             }
             starts.push_back(static_cast<int64_t>(place));
         }
-        const Tags tags = tags_of(html, starts, names);
+        const Tags tags = tags_of(html, starts, names, head_factor);
         std::vector<int64_t> text_of, chars(tags.starts.size(), 0);
         Ref texts(texts_of(html, tags, text_of, chars));
         if (!texts) return nullptr;

@@ -1,13 +1,17 @@
 """Blocks of a page: their texts, and their place in the markup against a walk with a stack."""
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 from resiliparse.extract.html2text import extract_plain_text
 from resiliparse.parse.html import HTMLTree
 
-from pipeline.extract.blocks import MAX_TAGS, Blocks, cut_blocks
+from pipeline.extract import blocks
+from pipeline.extract.blocks import MAX_TAGS, Blocks, Markup, cut_blocks, read_markup, read_markup_in_python
 from pipeline.extract.tags import BIT, CONTAINERS, LEFT_OUT, NOTHING, OPENS, OPENS_PRE, effects_of, name_words, read_tag
 from tests.support.gold_pages import gold_pages, missing_data
+from tests.support.growth import MOST, growth
 
 
 def cut(body: str) -> Blocks:
@@ -187,3 +191,30 @@ def test_no_text_of_real_pages_is_lost() -> None:
         total += len(words)
     assert total > 30_000
     assert lost / total < 0.01
+
+
+RUNNING_ON = (
+    *('<" e="<" c=">" d="', '<" e="<" a="" a="" c=">" d="', "<", "< ", "<<<<a b c", "<a =", '<a b="', "<a b='", "<!"),
+    *('<i x="', '<br x=">" ', "<svg ", '<svg "', "<svg>", "</svg>", "<script ", '<script x="'),
+)
+
+
+@pytest.mark.parametrize("read", [read_markup, read_markup_in_python])
+@pytest.mark.parametrize("unit", RUNNING_ON)
+def test_tags_that_run_on_take_time_linear_in_the_page(
+    unit: str, read: Callable[[str], Markup], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(blocks, "MAX_TAGS", 10**6)
+
+    def make(size: int) -> str:
+        return f"<body><xmp>{unit * (size // len(unit))}</xmp></body>"
+
+    assert growth(read, make, 100_000) < MOST
+
+
+@pytest.mark.parametrize("read", [read_markup, read_markup_in_python])
+def test_the_first_tags_that_run_on_are_read_to_their_ends(read: Callable[[str], Markup]) -> None:
+    unit = '<" e="<" c=">" d="'
+    few, many = (read(f"<body><xmp>{unit * count}</xmp><p title='<'>a</body>") for count in (2, 2_000))
+    assert few.texts[-1] == many.texts[-1] == "a"
+    assert len(many.starts) > 2_000
