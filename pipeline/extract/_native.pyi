@@ -13,9 +13,12 @@ class Lexicon:
     """The codes of words; an opaque object."""
 
 def read_markup(
-    html: str, max_tags: int, keys: Buffer, effects: Buffer, mix: int, factor: int, /
+    html: str, limits: tuple[int, int], keys: Buffer, effects: Buffer, mix: int, factor: int, /
 ) -> tuple[bytes, bytearray, bytearray, bytearray, bytearray, bytearray, list[str], bytearray, bool]:
-    """Return the fields of `Markup` of blocks.py. The four last arguments are EFFECT_TABLES of tags.py."""
+    """Return the fields of `Markup` of blocks.py. `limits`: MAX_TAGS and HEAD_FACTOR of blocks.py.
+
+    The four last arguments are EFFECT_TABLES of tags.py.
+    """
 
 def tag_tables(
     elements: Mapping[str, int],
@@ -47,11 +50,8 @@ def look_up(
     At most the first `most` pieces of a text are looked up. `absent`: the code of a word that the lexicon lacks.
     """
 
-def count_attributes(page: str, long_tag: int, /) -> tuple[int, int, int]:
-    """Return the sum over tags longer than `long_tag` of the square of their number of attributes.
-
-    Return also the number of attributes of all tags that begin with `<html`, and of those with `<body`.
-    """
+def count_attributes(page: str, long_tag: int, read_factor: int, /) -> tuple[int, int, int]:
+    """Return what `attribute_work_in_python` of page_limits.py returns."""
 
 def count_formatting(page: str, /) -> int:
     """Return the number of matches of `_FORMATTING_START` of nesting.py."""

@@ -38,7 +38,7 @@ _CLOSED_BY_NEXT = "a body dd dt head html li nobr option p tbody td tfoot th the
 _DRAWING = "circle ellipse image line path polygon polyline rect stop use"  # closed in the start tag
 _FLAT = frozenset(f"{_NO_CONTENT} {_CLOSED_BY_NEXT} {_DRAWING}".split())
 _FORMATTING = frozenset(("b", "big", "code", "em", "font", "i", "s", "small", "strike", "strong", "tt", "u"))
-_FORMATTING_START = re.compile(rf"<(?:{'|'.join(sorted(_FORMATTING))})[\s/>]", re.IGNORECASE)
+_FORMATTING_START = re.compile(rf"<(?:{'|'.join(sorted(_FORMATTING))})[\t\n\f\r />]", re.IGNORECASE)
 
 
 def nesting_problem(payload: bytes, text: str, max_depth: int) -> Drop | None:

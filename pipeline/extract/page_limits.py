@@ -5,6 +5,8 @@ which a page is dropped are in `pipeline.extract.extract`.
 """
 
 import re
+from bisect import bisect_left
+from collections.abc import Collection, Sequence
 from itertools import islice
 from typing import NamedTuple
 
@@ -25,13 +27,22 @@ LONG_TAG = 400
 """Length of a tag from which its attributes are counted [code points]. With 16 MiB of tags that are as long, the parser
 takes 2 s."""
 
+READ_FACTOR = 32
+"""Characters of tags that are read, as a multiple of the page; tags inside each other's attributes are read again."""
+TOO_MUCH = (1 << 63) - 1
+"""The work of a page whose tags have more characters than that."""
+MAX_CUTS = 3
+"""Number of times that tags lose their attributes, of which each may join the parts of others."""
+
 _OPTION = re.compile(r"<opt(?:ion|group)\b[^<>]*+>?", re.IGNORECASE)
-_VALUE = r"""(?:\s*+=\s*+(?:"[^"]*+"|'[^']*+'|(?!["'])[^\s>]*+))?+"""
-_ATTRIBUTE = re.compile(rf"[^\s/>][^\s/>=]*+{_VALUE}")
+_SPACE = r"\t\n\f\r "
+"""The white space of HTML; a no-break space is part of a name or a value."""
+_VALUE = rf"""(?:[{_SPACE}]*+=[{_SPACE}]*+(?:"[^"]*+"|'[^']*+'|(?!["'])[^{_SPACE}>]*+))?+"""
+_ATTRIBUTE = re.compile(rf"[^{_SPACE}/>][^{_SPACE}/>=]*+{_VALUE}")
 _PLAIN_TAG = r"""(?![hH]tml|[bB]ody)[a-zA-Z][a-z0-9]*+(?: [a-z-]++="[^"]*+"){0,50}+ ?/?>"""
 """A tag with few attributes, written as most are: these are passed over, which takes a third of the time off."""
-_TAG = re.compile(rf"<(?!{_PLAIN_TAG})[a-zA-Z][^\s/>]*+(?:[\s/]++|[^\s/>][^\s/>=]*+{_VALUE})*+")
-_NAME = re.compile(r"<[^\s/>]*+")
+_TAG = re.compile(rf"<(?!{_PLAIN_TAG})[a-zA-Z][^{_SPACE}/>]*+(?:[{_SPACE}/]++|[^{_SPACE}/>][^{_SPACE}/>=]*+{_VALUE})*+")
+_NAME = re.compile(rf"<[^{_SPACE}/>]*+")
 _ROOTS = ("<html", "<body")
 
 
@@ -62,48 +73,76 @@ def _with_few_options(page: str) -> str:
 
 
 def _with_few_attributes(page: str) -> str:
-    """Return a page within MAX_ATTRIBUTE_PAIRS. Tags are read as in the HTML Standard, 13.2.5, also in scripts."""
-    if len(page) <= SAFE_CHARS:
-        return page
-    long, *of_roots = attribute_work(page)
-    roots = dict(zip(_ROOTS, of_roots, strict=True))
-    cuts_long = long > MAX_ATTRIBUTE_PAIRS
-    cut_roots = {root for root, count in roots.items() if count**2 > MAX_ATTRIBUTE_PAIRS}
-    if not cuts_long and not cut_roots:
-        return page
+    """Return a page within MAX_ATTRIBUTE_PAIRS. Tags are read as in the HTML Standard, 13.2.5.
 
-    def cut(match: re.Match[str]) -> str:
-        tag = match[0]
-        is_cut = (cuts_long and len(tag) > LONG_TAG) or tag[:5].lower() in cut_roots
-        return _NAME.findall(tag)[0] if is_cut else tag
+    Whether a bracket begins a tag depends on the parser's state, so each one that could is read: also in scripts and
+    comments, and inside the attributes of another tag.
+    """
+    for _ in range(MAX_CUTS):
+        if len(page) <= SAFE_CHARS:
+            return page
+        long, *of_roots = attribute_work(page)
+        cut_roots = {root for root, count in zip(_ROOTS, of_roots, strict=True) if count**2 > MAX_ATTRIBUTE_PAIRS}
+        if long <= MAX_ATTRIBUTE_PAIRS and not cut_roots:
+            return page
+        page = _without_attributes(page, long > MAX_ATTRIBUTE_PAIRS, cut_roots)
+    return page[:SAFE_CHARS]
 
-    return _TAG.sub(cut, page)
+
+def _without_attributes(page: str, cuts_long: bool, cut_roots: Collection[str]) -> str:
+    """Return a page without the attributes of the long tags, or of the tags of some roots."""
+    parts: list[str] = []
+    done = place = 0
+    while (match := _TAG.search(page, place)) is not None:
+        start, end = match.span()
+        place = start + 1
+        if (cuts_long and end - start > LONG_TAG) or page[start : start + 5].lower() in cut_roots:
+            parts.append(page[done : _end_of_name(page, start)])
+            done = place = end
+    return "".join([*parts, page[done:]])
+
+
+def _end_of_name(page: str, start: int) -> int:
+    return _NAME.match(page, start).end()  # type: ignore[union-attr]
 
 
 def attribute_work(page: str) -> tuple[int, int, int]:
-    """Return the sum over long tags of the square of their number of attributes.
+    """Return the largest sum, over long tags of which none is in another, of the square of their attributes' number.
 
     Return also the number of attributes of the `html` tags and of the `body` tags.
     """
     if native.module is None:
         return attribute_work_in_python(page)
-    work: tuple[int, int, int] = native.loaded().count_attributes(page, LONG_TAG)
+    work: tuple[int, int, int] = native.loaded().count_attributes(page, LONG_TAG, READ_FACTOR)
     return work
 
 
 def attribute_work_in_python(page: str) -> tuple[int, int, int]:
     """Return the same as `attribute_work`."""
-    long, roots = 0, dict.fromkeys(_ROOTS, 0)
-    for tag in _TAG.findall(page):
-        if len(tag) > LONG_TAG:
-            long += _num_attributes(tag) ** 2
-        if (root := tag[:5].lower()) in roots:
-            roots[root] += _num_attributes(tag)
-    return long, roots["<html"], roots["<body"]
+    long: list[tuple[int, int, int]] = []
+    roots, size, place = dict.fromkeys(_ROOTS, 0), 0, 0
+    while (match := _TAG.search(page, place)) is not None:
+        start, end = match.span()
+        place, size = start + 1, size + end - start
+        if size > READ_FACTOR * len(page):
+            return TOO_MUCH, roots["<html"], roots["<body"]
+        root = page[start : min(end, start + 5)].lower()
+        if end - start > LONG_TAG or root in roots:
+            number = len(_ATTRIBUTE.findall(page, _end_of_name(page, start), end))
+            if end - start > LONG_TAG:
+                long.append((start, end, number**2))
+            if root in roots:
+                roots[root] += number
+    return _most_work(long), roots["<html"], roots["<body"]
 
 
-def _num_attributes(tag: str) -> int:
-    return len(_ATTRIBUTE.findall(tag, _NAME.match(tag).end()))  # type: ignore[union-attr]
+def _most_work(tags: Sequence[tuple[int, int, int]]) -> int:
+    """Return the largest sum over tags that share no character. `tags`: (start, end, work), by start."""
+    starts, most = [start for start, _, _ in tags], [0] * (len(tags) + 1)
+    for at in reversed(range(len(tags))):
+        _, end, work = tags[at]
+        most[at] = max(most[at + 1], work + most[bisect_left(starts, end, at)])
+    return most[0]
 
 
 def first_tags(page: str) -> str:

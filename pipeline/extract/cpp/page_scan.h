@@ -4,19 +4,24 @@
 #include <algorithm>
 #include <cstring>
 #include <iterator>
+#include <limits>
 #include <string_view>
+#include <vector>
 
 #include "python.h"
 
 // The sums that `_with_few_attributes` of page_limits.py compares with its limit.
 struct AttributeWork {
-    long long long_tags = 0;  // sum of the squares of the numbers of attributes of long tags
+    long long long_tags = 0;
     long long html = 0, body = 0;
 };
 
 inline bool is_space(Py_UCS4 point) { return Py_UNICODE_ISSPACE(point); }
+inline bool is_html_space(Py_UCS4 point) {
+    return point == ' ' || point == '\n' || point == '\t' || point == '\r' || point == '\f';
+}
 inline bool is_ascii_letter(Py_UCS4 point) { return (point | 32) >= 'a' && (point | 32) <= 'z' && point < 128; }
-inline bool ends_name(Py_UCS4 point) { return is_space(point) || point == '/' || point == '>'; }
+inline bool ends_name(Py_UCS4 point) { return is_html_space(point) || point == '/' || point == '>'; }
 
 // The place of the next `<` from a place on; the size of the text without one.
 inline Py_ssize_t next_tag(const Text& text, Py_ssize_t place) {
@@ -91,15 +96,15 @@ private:
     // `_VALUE`: an equals sign and a value, or nothing, such as for a quote that is never closed.
     Py_ssize_t after_value(Py_ssize_t place) const {
         const Py_ssize_t start = place;
-        while (place < text_.size && is_space(text_[place])) place++;
+        while (place < text_.size && is_html_space(text_[place])) place++;
         if (at(place) != '=') return start;
         place++;
-        while (place < text_.size && is_space(text_[place])) place++;
+        while (place < text_.size && is_html_space(text_[place])) place++;
         if (at(place) == '"' || at(place) == '\'') {
             const Py_ssize_t quote = find(at(place), place + 1);
             return quote < 0 ? start : quote + 1;
         }
-        while (place < text_.size && !is_space(text_[place]) && text_[place] != '>') place++;
+        while (place < text_.size && !is_html_space(text_[place]) && text_[place] != '>') place++;
         return place;
     }
 
@@ -114,30 +119,53 @@ inline bool begins(const Text& text, Py_ssize_t place, Py_ssize_t end, const cha
     return true;
 }
 
-inline AttributeWork attribute_work(const Text& text, Py_ssize_t long_tag) {
+// A long tag, and the square of its number of attributes.
+struct LongTag {
+    Py_ssize_t start, end;
+    long long work;
+};
+
+// The largest sum over tags that share no character, of tags in the order of their starts.
+inline long long most_work(const std::vector<LongTag>& tags) {
+    std::vector<long long> most(tags.size() + 1, 0);
+    for (size_t at = tags.size(); at-- > 0;) {
+        const auto next = std::lower_bound(tags.begin() + static_cast<ptrdiff_t>(at), tags.end(), tags[at].end,
+                                           [](const LongTag& tag, Py_ssize_t end) { return tag.start < end; });
+        most[at] = std::max(most[at + 1], tags[at].work + most[static_cast<size_t>(next - tags.begin())]);
+    }
+    return most[0];
+}
+
+inline AttributeWork attribute_work(const Text& text, Py_ssize_t long_tag, Py_ssize_t read_factor) {
     AttributeWork work;
     const TagReader reader(text);
-    for (Py_ssize_t place = next_tag(text, 0); place + 1 < text.size; place = next_tag(text, place)) {
-        if (!is_ascii_letter(text[place + 1]) || reader.is_plain(place + 1)) {
-            place++;
-            continue;
-        }
+    std::vector<LongTag> tags;
+    const Py_ssize_t most_read = read_factor * text.size;
+    Py_ssize_t size = 0;
+    for (Py_ssize_t place = next_tag(text, 0); place + 1 < text.size; place = next_tag(text, place + 1)) {
+        if (!is_ascii_letter(text[place + 1]) || reader.is_plain(place + 1)) continue;
         long long attributes;
         const Py_ssize_t end = reader.read(place + 1, attributes);
-        if (end - place > long_tag) work.long_tags += attributes * attributes;
+        if ((size += end - place) > most_read) {
+            work.long_tags = std::numeric_limits<long long>::max();
+            return work;
+        }
+        if (end - place > long_tag) tags.push_back({place, end, attributes * attributes});
         if (begins(text, place, end, "<html")) work.html += attributes;
         if (begins(text, place, end, "<body")) work.body += attributes;
-        place = end;
     }
+    work.long_tags = most_work(tags);
     return work;
 }
 
 inline PyObject* count_attributes(PyObject*, PyObject* args) {
     PyObject* page;
-    Py_ssize_t long_tag;
-    if (!PyArg_ParseTuple(args, "Un", &page, &long_tag)) return nullptr;
-    const AttributeWork work = attribute_work(Text(page), long_tag);
-    return Py_BuildValue("(LLL)", work.long_tags, work.html, work.body);
+    Py_ssize_t long_tag, read_factor;
+    if (!PyArg_ParseTuple(args, "Unn", &page, &long_tag, &read_factor)) return nullptr;
+    return guarded([&]() -> PyObject* {
+        const AttributeWork work = attribute_work(Text(page), long_tag, read_factor);
+        return Py_BuildValue("(LLL)", work.long_tags, work.html, work.body);
+    });
 }
 
 // The letter that a pattern without regard to case takes a character for.

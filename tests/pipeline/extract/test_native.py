@@ -112,6 +112,14 @@ def test_markup_of_any_string(page: str) -> None:
 
 
 @settings(max_examples=200, deadline=None)
+@given(pages)
+def test_markup_of_which_little_is_read_in_vain(page: str) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(blocks, "HEAD_FACTOR", 0)
+        assert_same_markup(page)
+
+
+@settings(max_examples=200, deadline=None)
 @given(pages.filter(lambda page: "\ud800" not in page))
 def test_markup_of_parsed_pages(page: str) -> None:
     body = HTMLTree.parse(page).body
@@ -183,6 +191,8 @@ TAG_PARTS = (
         "<code>",
         "</b>",
         "\xa0",
+        ' x=\xa0"',
+        " x=\x1c'",
         "é",
     ),
     *(" z" * 250, ' q="' + "r" * 400 + '"', '<i title="<u>">', "<ul>", "<bigger>", "<STRONG/>"),
@@ -191,6 +201,9 @@ tagged = st.lists(st.sampled_from(TAG_PARTS) | st.text(max_size=2), max_size=30)
 
 
 def assert_same_counts(page: str) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(page_limits, "READ_FACTOR", 1)
+        assert page_limits.attribute_work(page) == page_limits.attribute_work_in_python(page)
     assert page_limits.attribute_work(page) == page_limits.attribute_work_in_python(page)
     assert nesting.num_formatting(page) == nesting.num_formatting_in_python(page)
 
