@@ -24,7 +24,7 @@ def test_columns_of_a_page():
     assert first["date"] == datetime(2024, 5, 18, 1, 58, 10, 123_000, UTC)
     assert (first["record_type"], first["http_status"], first["mime"]) == ("response", 200, "text/html")
     assert (first["page_bytes"], first["_payload"], first["text"]) == (13, b"<p>page 1</p>", None)
-    assert (second["url"], second["domain"]) == ("http://[::1]/b", "[::1]")
+    assert (second["url"], second["domain"]) == ("http://[::1]/b", None)
 
 
 @pytest.mark.parametrize(
