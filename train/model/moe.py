@@ -3,7 +3,8 @@
 A router gives each token a probability for each expert. Its output is the sum of the `top_k` most probable experts,
 weighted by their probabilities, which sum to 1 if there are several. Two losses keep the router usable: one for
 balance, one against large logits. All sums over tokens that decide anything are sums over a row, never over a
-micro-batch: losses, dropped tokens and figures do not depend on how rows are split.
+micro-batch: losses, dropped tokens and figures do not depend on how rows are split. What a token computes depends on
+no later token of its row.
 
 Sources: Shazeer et al. 2017, arXiv 1701.06538 (the layer); Fedus et al. 2021, arXiv 2101.03961 (balance, capacity);
 Zoph et al. 2022, arXiv 2202.08906 (router z-loss); Jiang et al. 2024, arXiv 2401.04088 (weights that sum to 1).
@@ -53,7 +54,8 @@ class MoeOptions(BaseModel):
     router_z: float = Field(0.001, ge=0)
     """Factor of the router z-loss: the mean of log² Z of the router's logits."""
     capacity_factor: float = Field(0.0, ge=0)
-    """Assignments that an expert takes from a row, as a multiple of an equal share; later ones are dropped. 0 = all."""
+    """Assignments that an expert takes from a row, as a multiple of an equal share of the longest row of the run; later
+    ones are dropped. 0 = all."""
 
     def expert_width(self, shape: ModelShape) -> int:
         """Return the hidden width of an expert."""
@@ -180,6 +182,9 @@ class MixtureFeedForward(nn.Module):
     def __init__(self, shape: OwnShape, options: MoeOptions):
         super().__init__()
         self.options, width = options, options.expert_width(shape)
+        # Of the longest row, so that a text has the same logits alone and at the beginning of a row.
+        share = options.capacity_factor * shape.max_positions * options.top_k / options.experts
+        self.capacity = math.ceil(share) if options.capacity_factor else None
         self.router = nn.Linear(shape.d_model, options.experts, bias=False)
         self.experts = Experts(shape, options.experts, width)
         self.shared: FeedForward | None = None
@@ -213,15 +218,13 @@ class MixtureFeedForward(nn.Module):
 
     def _kept(self, chosen_BTKE: Tensor) -> Tensor:
         """Return a mask of the assignments that are computed, (B, T, K)."""
-        if not self.options.capacity_factor:
+        if self.capacity is None:
             return torch.ones_like(chosen_BTKE[..., 0], dtype=torch.bool)
-        _, length, top_k, experts = chosen_BTKE.shape
-        capacity = math.ceil(self.options.capacity_factor * length * top_k / experts)
-        # First choices before second ones, and in the order of positions. Source: Lepikhin et al. 2020 (GShard), arXiv
-        # 2006.16668, algorithm 1.
-        by_choice = chosen_BTKE.transpose(1, 2).flatten(1, 2)
-        before = (by_choice.cumsum(1) * by_choice).sum(-1)
-        kept_BTK: Tensor = (before <= capacity).view(-1, top_k, length).transpose(1, 2)
+        # In the order of positions. With first choices before all second ones, as in GShard (Lepikhin et al. 2020,
+        # arXiv 2006.16668, algorithm 1), a position would depend on the choices of later ones, which it predicts.
+        chosen_BME = chosen_BTKE.flatten(1, 2)
+        before_BM = (chosen_BME.cumsum(1) * chosen_BME).sum(-1)
+        kept_BTK: Tensor = (before_BM <= self.capacity).view(chosen_BTKE.shape[:3])
         return kept_BTK
 
     def _losses(self, logits_BTE: Tensor, probs_BTE: Tensor, loads_BE: Tensor) -> tuple[Tensor, Tensor]:

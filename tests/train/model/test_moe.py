@@ -21,9 +21,13 @@ def shape_of(**options: Any) -> OwnShape:
     return count_model(OwnShape.model_validate(values), [LENGTH], True)
 
 
-def layer_of(**options: Any) -> MixtureFeedForward:
-    """Return a feed-forward of width 48 whose router sends a token to the expert of its largest first numbers."""
-    layer = MixtureFeedForward(shape_of(**options), MoeOptions.model_validate(options))
+def layer_of(longest: int = LENGTH, **options: Any) -> MixtureFeedForward:
+    """Return a feed-forward of width 48 whose router sends a token to the expert of its largest first numbers.
+
+    `longest`: tokens of the longest row of the run.
+    """
+    shape = shape_of(**options).model_copy(update={"max_positions": longest})
+    layer = MixtureFeedForward(shape, MoeOptions.model_validate(options))
     with torch.no_grad():
         for parameter in layer.parameters():
             parameter.normal_(0, 0.1, generator=torch.Generator().manual_seed(1))
@@ -40,7 +44,7 @@ def tokens(*largest: int) -> torch.Tensor:
 
 def test_the_capacity_of_a_row_and_what_is_dropped() -> None:
     """Six tokens, three experts, factor 1: two each. Expert 0 is asked four times, so the last two are dropped."""
-    layer = layer_of(experts=3, top_k=1, capacity_factor=1.0)
+    layer = layer_of(longest=6, experts=3, top_k=1, capacity_factor=1.0)
     x = tokens(0, 0, 1, 0, 2, 0)
     y, _, figures = layer(x)
     assert figures[0, :4].tolist() == [4, 1, 1, 2]
@@ -49,6 +53,20 @@ def test_the_capacity_of_a_row_and_what_is_dropped() -> None:
     both, _, figures = layer(torch.cat((x, tokens(1, 1, 2, 2, 0, 0))))
     torch.testing.assert_close(both[:1], y)
     assert figures[:, 3].tolist() == [2, 0]
+
+
+@pytest.mark.parametrize("options", [{}, {"capacity_factor": 1.0}, {"capacity_factor": 0.5, "top_k": 3}])
+def test_logits_depend_on_no_later_token_and_on_no_length(options: dict[str, Any]) -> None:
+    model = build_any(shape_of(experts=4, **options), None, True).to_empty(device="cpu")
+    drawn, half = torch.Generator().manual_seed(0), LENGTH // 2
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.copy_(model.initial_weight(name, parameter.shape, 0))
+        rows = torch.randint(10, 200, (32, LENGTH), generator=drawn)
+        rows[:, :half] = rows[0, :half]
+        logits = model(rows)[:, :half]
+        torch.testing.assert_close(logits, logits[:1].expand_as(logits))
+        torch.testing.assert_close(model(rows[:1, :half]), logits[:1])
 
 
 def test_weights_and_losses_by_hand() -> None:

@@ -92,8 +92,8 @@ def one_by_one(self: MixtureFeedForward, x_BTD: Tensor) -> tuple[Tensor, Tensor,
         probs = torch.exp(logits) / torch.exp(logits).sum(1, keepdim=True)
         chosen = probs.argsort(1, descending=True)[:, : options.top_k]
         taken, loads, dropped = [0] * options.experts, [0] * options.experts, 0
-        for choice in range(options.top_k):
-            for token in range(length):
+        for token in range(length):
+            for choice in range(options.top_k):
                 expert = int(chosen[token, choice])
                 loads[expert] += 1
                 if taken[expert] == capacity:
