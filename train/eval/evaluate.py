@@ -67,6 +67,7 @@ class HeldoutExam:
 
     dataset: Dataset
     heldout: HeldoutRows
+    """The rows, with the documents of their positions if a candidate was trained with a document mask."""
     bytes_per_token: dict[str, float]
     documents: int
     left_out: int
@@ -121,7 +122,7 @@ def make_exam(
     stage = StagePlan(
         first_step=0, num_steps=1, seq_len=first.seq_len, global_batch=1, counts=dict.fromkeys(streams, 1)
     )
-    batches = Batches(on.by_sha256(), _config_of(first), SampleOrder(streams, [stage]))
+    batches = Batches(on.by_sha256(), _config_of(candidates), SampleOrder(streams, [stage]))
     heldout = batches.heldout(number)
     documents = heldout_documents(on, first.seq_len, number)
     others = {item.dataset.digest: item.dataset for item in candidates if item.dataset.digest != on.digest}
@@ -160,10 +161,11 @@ def measure_checkpoint(candidate: EvaluatedCheckpoint, exams: Sequence[HeldoutEx
     """Return the losses of a checkpoint on the held-out rows of each dataset."""
     device = default_device()
     model = read_model(candidate.run, candidate.note, device, candidate.weights)
+    masked = bool(_setting(candidate, "document_mask"))
     measurements = []
     for exam in exams:
         model.loss.tally = tally = LossTally.empty(len(exam.heldout.sources), device, counts_right=True)
-        for rows in _parts(exam.heldout.rows):
+        for rows in _parts(exam.heldout.rows if masked else replace(exam.heldout.rows, documents_BT=None)):
             documents_BT = None if rows.documents_BT is None else rows.documents_BT.to(device)
             model(rows.inputs_BT.to(device), documents_BT, rows.targets_BT.to(device), rows.sources_B.to(device))
         if not math.isfinite(lost := float(tally.losses_S.sum())):
@@ -210,11 +212,13 @@ def evaluate(
     candidates = [open_candidate(name, step, weights) for name in names]
     datasets = [(name, open_dataset(Store(name))) for name in on]
     check_tokenizers(candidates, datasets)
-    if len({(candidate.seq_len, _objective(candidate)) for candidate in candidates}) > 1:
-        got = ", ".join(f"{candidate.name}: {candidate.seq_len}, {_objective(candidate)}" for candidate in candidates)
+    # These decide the tokens that are predicted; every run is read with a document mask of its own.
+    facts = [(own.seq_len, _objective(own), *([_setting(own, "mask_share")] * _masks(own))) for own in candidates]
+    if len(set(facts)) > 1:
+        got = "; ".join(f"{own.name}: {', '.join(map(str, fact))}" for own, fact in zip(candidates, facts, strict=True))
         raise ConfigError(
-            f"evaluate: expected runs with equal train.seq_len and train.objective, got {got}. Leave out the runs that "
-            "differ."
+            f"evaluate: expected runs with equal train.seq_len, train.objective and train.mask_share, got {got}. Leave "
+            "out the runs that differ."
         )
     seq_len, runs = candidates[0].seq_len, [*(candidate.run for candidate in candidates), *(Store(name) for name in on)]
     held = {document.doc_id for _, dataset in datasets for document in heldout_documents(dataset, seq_len, number)}
@@ -233,16 +237,26 @@ def _parts(rows: Rows) -> Iterable[Rows]:
         yield Rows(rows.inputs_BT[part], rows.targets_BT[part], documents_BT, rows.sources_B[part])
 
 
+def _setting(candidate: EvaluatedCheckpoint, name: str) -> Any:
+    """Return a setting of `[train]` that the checkpoint was trained with."""
+    return candidate.note.identity.settings[f"train.{name}"]
+
+
 def _objective(candidate: EvaluatedCheckpoint) -> str:
-    return str(candidate.note.identity.settings["train.objective"])
+    return str(_setting(candidate, "objective"))
 
 
-def _config_of(candidate: EvaluatedCheckpoint) -> TrainConfig:
-    """Return the checkpoint's training settings that affect how held-out rows are read."""
-    settings = candidate.note.identity.settings
-    names = ["objective", "document_mask", *(["mask_share"] if _objective(candidate) != "causal" else [])]
-    values = {name: settings[f"train.{name}"] for name in names}
-    return TrainConfig.model_validate(values | {"seq_len": candidate.seq_len})
+def _masks(candidate: EvaluatedCheckpoint) -> bool:
+    """Return True if the objective masks a share of the tokens."""
+    return _objective(candidate) != "causal"
+
+
+def _config_of(candidates: Sequence[EvaluatedCheckpoint]) -> TrainConfig:
+    """Return the checkpoints' training settings that affect how held-out rows are read."""
+    first = candidates[0]
+    values = {name: _setting(first, name) for name in ("objective", *(["mask_share"] if _masks(first) else []))}
+    masked = any(_setting(candidate, "document_mask") for candidate in candidates)
+    return TrainConfig.model_validate(values | {"document_mask": masked, "seq_len": first.seq_len})
 
 
 def read_ids(path: str) -> list[bytes]:

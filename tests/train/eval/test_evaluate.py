@@ -83,6 +83,24 @@ def test_all_runs_are_asked_about_the_same_tokens(run: Path, tmp_path: Path) -> 
     assert [one.left_out for one in found] == [2, 0, 2, 0]
 
 
+def test_each_run_is_read_with_its_own_document_mask(run: Path, tmp_path: Path) -> None:
+    changes = {"steps": 6, "eval_every": 6, "document_mask": False}
+    other = trained(make_run(tmp_path / "other", {"train": changes}), 1)
+    for runs in ([run, other], [other, run]):
+        for name, one in zip(runs, measured(runs, [run]), strict=True):
+            losses = {source: own.loss for source, own in metrics(name)[-1].heldout.items()}
+            assert {source: own.loss for source, own in one.sources.items()} == pytest.approx(losses, rel=1e-6)
+
+
+def test_other_masked_shares_are_refused(tmp_path: Path) -> None:
+    runs = [tmp_path / "low", tmp_path / "high"]
+    for folder, share in zip(runs, (0.15, 0.3), strict=True):
+        changes = {"steps": 1, "eval_every": 0, "objective": "mlm", "mask_share": share}
+        trained(make_run(folder, {"train": changes}), 1)
+    with pytest.raises(ConfigError, match=r"equal .*train.mask_share, got .*low: 32, mlm, 0.15; .*high: 32, mlm, 0.3"):
+        measured(runs, runs[:1])
+
+
 def test_a_model_that_has_diverged_is_an_error(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def diverged(*arguments: object) -> torch.nn.Module:
         model = read_model(*arguments)
