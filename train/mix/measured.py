@@ -152,6 +152,8 @@ LAST_SHARE = 0.1
 """Share of the steps, at the end of a run, whose training losses are used: one step has few tokens of each source."""
 ENOUGH = 12
 """Number of held-out measurements that an error message recommends."""
+MAX_SHARE_CHANGE = 0.01
+"""Largest difference between the shares of a source in two training stages that counts as rounding."""
 COMPARED = ("objective", "mask_share", "mean_span", "document_mask", "seq_len")
 """Settings of `[train]` that must be equal for losses to be comparable."""
 
@@ -242,7 +244,7 @@ def measured_run(run: Store) -> MeasuredRun:
     """Return the metrics of a run folder with its dataset and plan.
 
     Raises ContractError if no step was trained, or if the plan was edited. Raises ConfigError if fewer than two sources
-    are in use, or if the plan reads no row of a source in use.
+    are in use, if the plan reads no row of a source in use, or if its stages have different shares of the sources.
     """
     dataset = open_dataset(run)
     plan, steps = read_plan(run, dataset), read_metrics(run)
@@ -259,6 +261,7 @@ def measured_run(run: Store) -> MeasuredRun:
             f"{run.uri}: expected at least two sources in use, got one: {', '.join(in_use)}{more}. "
             "Give a second source a weight in train.weights."
         )
+    _check_stages(run, plan)
     drawn = _by_source(tokens_by_source(plan.stages))
     if unread := sorted(name for name in in_use if not drawn.get(name)):
         raise ConfigError(
@@ -269,6 +272,24 @@ def measured_run(run: Store) -> MeasuredRun:
     unique = {name: used[name] if name in in_use else tokens for name, tokens in sorted(whole.items())}
     heldout = {name: rows for name, (_, rows) in _heldout_of(dataset, plan).items()}
     return MeasuredRun(dataset, plan, digest_of(run.read_json(PLAN_NAME)), [_pooled(s, heldout) for s in steps], unique)
+
+
+def _check_stages(run: Store, plan: Plan) -> None:
+    """Raise ConfigError if the training stages draw from the sources in different shares."""
+    shares = [
+        {name: count / sum(stage.counts.values()) for name, count in _by_source(stage.counts).items()}
+        for stage in plan.stages
+    ]
+    for number, own in enumerate(shares):
+        names = sorted(own.keys() | shares[0].keys())
+        if any(abs(own.get(name, 0.0) - shares[0].get(name, 0.0)) > MAX_SHARE_CHANGE for name in names):
+            first, later = (
+                ", ".join(f"{name} {each.get(name, 0.0):.3f}" for name in names) for each in (shares[0], own)
+            )
+            raise ConfigError(
+                f"{run.uri}: expected the same shares of the sources in every training stage, got {first} in the first "
+                f"and {later} in stage {number + 1}. Train a run without weights in train.stages."
+            )
 
 
 def _by_source(tokens: Mapping[str, int], copies: Mapping[str, int] | None = None) -> dict[str, int]:

@@ -330,6 +330,17 @@ def test_a_source_that_was_left_out_stays_out(tmp_path: Path) -> None:
     assert mix.sources["web"].share + mix.sources["code"].share == pytest.approx(1, abs=1e-12)
 
 
+def test_stages_of_other_mixtures_are_no_run_of_one_law(tmp_path: Path) -> None:
+    curves = {"web": falling(3, 1, 0.3), "books": falling(2, 1, 0.3)}
+    stages = [{"tokens": 64 * STEPS // 2, "weights": {"web": web, "books": 4 - web}} for web in (3, 1)]
+    with pytest.raises(ConfigError, match=r"got books 0\.250, web 0\.750 in the first and books 0\.750, .* in stage 2"):
+        measured(tmp_path / "run", curves, train={"steps": None, "stages": stages})
+    for stage in stages:
+        del stage["weights"]
+    run = measured(tmp_path / "same", curves, train={"steps": None, "stages": stages})
+    assert suggest_by_law(run).sources.keys() == {"web", "books"}
+
+
 def test_no_mix_is_suggested_from_an_edited_plan(tmp_path: Path) -> None:
     run = measured(tmp_path / "run", {"web": falling(3, 1, 0.3), "books": falling(2, 1, 0.3)})
     folder = Store(str(tmp_path / "run"))
