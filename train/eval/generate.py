@@ -5,6 +5,7 @@ one.
 """
 
 import argparse
+import math
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -12,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from schemas.errors import ConfigError, PenstockError
+from schemas.errors import ConfigError, ContractError, PenstockError
 from schemas.logs import print_error, printable_output
 from schemas.storage import Store
 from schemas.tokens import Dataset, TokenizerContract, encode_marks_as_text, escape
@@ -57,10 +58,10 @@ class TextSampler:
 
     def continue_text(self, prompt: str, num_tokens: int, temperature: float = 1.0, seed: int = 0) -> str:
         """Return the prompt and up to `num_tokens` generated tokens, as `generate` does."""
-        if num_tokens < 0 or temperature < 0:
+        if num_tokens < 0 or not 0 <= temperature < math.inf:
             raise ConfigError(
                 f"generate: expected --tokens and --temperature >= 0, got {num_tokens} and {temperature}. Set both to "
-                "at least 0."
+                "at least 0 and finite."
             )
         dataset, note = open_checkpoint(self._run, self._step, "causal")
         contract = dataset.tokenizer
@@ -127,12 +128,17 @@ class Sampler:
         self._generator = torch.Generator().manual_seed(seed)
 
     def draw(self, logits_V: Tensor) -> int:
-        """Return one sampled token id."""
+        """Return one sampled token id. Raises ContractError if a logit is not a number, or all are infinite."""
         logits_V = logits_V.detach().double().cpu()
         logits_V[self._excluded] = -torch.inf
+        if not (most := logits_V.max()).isfinite():
+            raise ContractError(
+                f"generate: expected finite logits, got {most.item()}, because the model has diverged. Name an earlier "
+                "checkpoint with --step."
+            )
         if self._temperature == 0:
             return int(logits_V.argmax())
-        weights_V = torch.softmax(logits_V / self._temperature, dim=-1)
+        weights_V = torch.softmax((logits_V - most) / self._temperature, dim=-1)
         return int(torch.multinomial(weights_V, 1, generator=self._generator))
 
 

@@ -1,6 +1,7 @@
 """Sampling: the same seed gives the same text, temperature 0 the most probable one, control tokens stay out."""
 
 import json
+import math
 import shutil
 from pathlib import Path
 from typing import Any
@@ -77,6 +78,8 @@ def test_main(run: Store, capsys) -> None:
         (("bebu <pad> <eos>", 1), "got control tokens: eos, pad"),
         (("bebu", -1), "got -1 and 1.0"),
         (("bebu", 1, -0.5), "got 1 and -0.5"),
+        (("bebu", 1, math.nan), "got 1 and nan"),
+        (("bebu", 1, math.inf), "got 1 and inf"),
     ],
 )
 def test_wrong_arguments(run: Store, arguments: tuple, message: str) -> None:
@@ -184,4 +187,8 @@ def test_sampler_draws_by_probability_and_bars_control_tokens() -> None:
     assert Sampler(CONTRACT, 0.0, 0).draw(logits) == 4
     sharp = Sampler(CONTRACT, 0.05, 0)
     assert {sharp.draw(logits) for _ in range(100)} == {4}
+    assert Sampler(CONTRACT, 1e-320, 0).draw(logits) == 4
+    for wrong in (math.nan, math.inf):
+        with pytest.raises(ContractError, match=f"got {wrong}, because the model has diverged"):
+            sampler.draw(torch.where(torch.arange(6) == 5, wrong, logits))
     assert logits[0] == 9.0
