@@ -7,6 +7,7 @@ from typing import Any, Self
 
 import torch
 
+from schemas.text import printable
 from train.checkpoint.save import SaveFailed, SaveOutcome
 from train.data.batches import Batches
 from train.data.stages import row_length
@@ -225,7 +226,8 @@ def describe_spike(event: Spike) -> str:
     above["gradient"] = f"gradient norm {event.grad_norm or 0:.4g} is above {event.grad_limit or 0:.4g}"
     measured = [document for document in event.documents if document.loss is not None]
     shown = ", ".join(
-        f"{document.url or document.doc_id} ({document.source}: loss {document.loss:.4f} of {document.targets} tokens)"
+        f"{printable(document.url or document.doc_id)} ({document.source}: "
+        f"loss {document.loss:.4f} of {document.targets} tokens)"
         for document in measured[:MAX_SHOWN_DOCUMENTS]
     )
     worst = f", the worst {shown}" if shown else ""

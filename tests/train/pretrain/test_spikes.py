@@ -25,9 +25,9 @@ from tests.train.trace.test_trace import CASES, STREAM, opened, tokens_of
 from train.config.train import GuardConfig
 from train.data.rows import IGNORED
 from train.data.stages import NO_SKIPS, STAGE_BITS, append_to_skip_list, read_skip_list
-from train.monitor.events import EVENTS_NAME, SpikeDocument
+from train.monitor.events import EVENTS_NAME, Spike, SpikeDocument
 from train.monitor.quarantine import QUARANTINE_NAME, quarantine, read_quarantine
-from train.pretrain.log import TrainingLog
+from train.pretrain.log import TrainingLog, describe_spike
 from train.pretrain.spikes import exclude_spike, samples_to_skip
 from train.pretrain.step import Learner
 from train.trace import Trace, open_trace
@@ -182,6 +182,16 @@ def test_a_later_spike_brings_no_earlier_culprit_back(constant: Store) -> None:
 
 
 # ------------------------------------------------------------------------------------------------------------ reported
+
+
+def test_a_url_stays_in_the_line_of_its_spike() -> None:
+    names = ("sample", "row", "piece", "epoch", "doc_start", "doc_stop", "row_start", "row_stop", "offset", "length")
+    values = dict.fromkeys(SpikeDocument.model_fields.keys() & {*names}, 0)
+    url, more = "http://a.example/\nstep 9", {"doc_id": "ab", "source": "web", "split": "s", "loss": 9.0, "targets": 3}
+    document = SpikeDocument.model_validate(values | more | {"url": url})
+    band = {"mean": 1.0, "deviation": 1.0, "limit": 2.0, "grad_norm": 1.0, "grad_limit": None}
+    text = describe_spike(Spike(step=4, left=("loss",), loss=9.0, documents=(document,), **band))
+    assert text.endswith(r"the worst http://a.example/\nstep 9 (web: loss 9.0000 of 3 tokens)")
 
 
 @pytest.fixture(scope="module")
