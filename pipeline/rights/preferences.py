@@ -37,8 +37,6 @@ _FIELD = re.compile(
     rb"([^\n]{0,4096}(?:\n[ \t][^\n]{0,4096}){0,16})",
     re.IGNORECASE,
 )
-_FOLD = re.compile(r"\s*\n\s*")
-"""A line break within a field. Source: RFC 9112, section 5.2."""
 
 NO_TRAINING = ("noai", "noml")
 """Directives by which a page asks not to be used for training."""
@@ -73,7 +71,9 @@ def rights_fields(head: bytes) -> Fields:
         is_link = name == "link"
         if left[is_link]:
             left[is_link] -= 1
-            found.append((name, _FOLD.sub(" ", match[2].decode("utf-8", "replace").strip())))
+            # A field may be folded. Source: RFC 9112, section 5.2.
+            lines = map(str.strip, match[2].decode("utf-8", "replace").split("\n"))
+            found.append((name, " ".join(filter(None, lines))))
     return tuple(found)
 
 

@@ -179,7 +179,6 @@ def delete_export(run: Store, receipt: ExportReceipt) -> None:
 
 
 MEGATRON = "megatron"
-MEGATRON_FILES = re.compile(r"[^/]+\.(bin|idx)")
 TEXT_FILES = re.compile(r"export\.json|README\.md|croissant\.json|data/[^/]+")
 """The files of an export of documents or of a table, which always has export.json."""
 
@@ -188,10 +187,11 @@ def _check_files(receipt: ExportReceipt) -> None:
     """Raise ConfigError unless the files of a receipt are those of an export in its format."""
     names = {file.path for file in receipt.files}
     if receipt.options.get("format") == MEGATRON:
-        form, needed = MEGATRON_FILES, {f"{name.removesuffix('.bin')}.idx" for name in names if name.endswith(".bin")}
+        written = {name for name in names if "/" not in name and name.endswith((".bin", ".idx"))}
+        needed = {f"{name.removesuffix('.bin')}.idx" for name in names if name.endswith(".bin")}
     else:
-        form, needed = TEXT_FILES, {"export.json"}
-    if wrong := [*(name for name in sorted(names) if not form.fullmatch(name)), *sorted(needed - names)]:
+        written, needed = {name for name in names if TEXT_FILES.fullmatch(name)}, {"export.json"}
+    if wrong := [*sorted(names - written), *sorted(needed - names)]:
         raise ConfigError(
             f"takedown --remake-exports: expected the files of an export in {receipt.destination}, got a receipt "
             f"{receipt.id} {'with' if wrong[0] in names else 'without'} {wrong[0]}. Make this export again yourself."
