@@ -21,8 +21,8 @@ from pipeline.minhash.stage import text_digest
 from pipeline.perplexity.model import normalize as ccnet_form
 from pipeline.quality.text import normal_piece
 from pipeline.sources.code.languages import language_of
-from pipeline.sources.papers.tex.macros import TooManyExpansionsError
-from pipeline.sources.papers.tex.project import TexProject, strip_comments
+from pipeline.sources.papers.tex.macros import TooManyExpansionsError, definitions
+from pipeline.sources.papers.tex.project import TexProject, join_project, strip_comments
 from pipeline.sources.papers.tex.render import TexOptions, render_tex
 from pipeline.text.words import normal_words
 from pipeline.toxicity.words import WordList
@@ -30,6 +30,17 @@ from schemas import normalization
 from schemas.urls import canonical_url, host_suffixes, surt
 from tests.fuzz.test_parsers import reader
 from tests.support.growth import FACTOR, MOST, cpu_seconds, growth
+
+
+def styles_of(text: str) -> None:
+    """Look for the style files of a paper."""
+    join_project({"m.tex": text}, "m.tex", 1 << 30)
+
+
+def name_of(number: int) -> str:
+    """A command of its own for each number."""
+    return "\\x" + "".join(chr(ord("a") + int(digit)) for digit in str(number))
+
 
 ABOVE, BELOW, COMPATIBLE = "\u0301", "\u0327", "\uff9e"
 HOSTILE = {
@@ -47,6 +58,8 @@ HOSTILE = {
     "sorted host": (surt, lambda n: f"http://a{ABOVE * n}{BELOW * n}.com/"),
     "sorted host with a tab": (surt, lambda n: f"http:/\t/a{ABOVE * n}{BELOW * n}.com/"),
     "verbatim of TeX": (strip_comments, lambda n: "".join(f"\\verb{chr(0x4E00 + at)}" for at in range(n // 2))),
+    "white space after a package of TeX": (styles_of, lambda n: "\\usepackage" + " " * n),
+    "definitions of a style file": (definitions, lambda n: "".join(f"\\def{name_of(at)}{{}}" for at in range(n // 2))),
     "letters for macros": (
         lambda text: rendered(r"\def\a#1{\b}\def\b#1{\a}", r"\a " + text),
         lambda n: "x" * (25 * n),

@@ -5,7 +5,6 @@ parameters and macros that use internal commands are not expanded.
 """
 
 import re
-from collections.abc import Iterator
 from typing import NamedTuple
 
 MAX_EXPANSIONS = 200_000
@@ -69,6 +68,8 @@ class TokenStream:
         self._num_expansions = 0
         self._expanded_chars = 0
         self._num_unclosed = 0
+        self.last_set = ""
+        """Name of the macro that was defined last; a later definition may have removed it."""
 
     def next(self) -> str | None:
         """Return the next token, or None at the end."""
@@ -83,6 +84,16 @@ class TokenStream:
     def push(self, *tokens: str) -> None:
         """Put tokens in front of the next one."""
         self._pushed.extend(reversed(tokens))
+
+    def repeat(self, *tokens: str) -> None:
+        """Put tokens that may be read any number of times in front of the next one, and count them.
+
+        Raises TooManyExpansionsError beyond the limits.
+        """
+        self._expanded_chars += sum(map(len, tokens))
+        if self._expanded_chars > MAX_EXPANDED_CHARS:
+            raise TooManyExpansionsError
+        self.push(*tokens)
 
     def skip_spaces(self) -> str | None:
         """Return the next token after white space within the paragraph; None at the end."""
@@ -188,12 +199,11 @@ class TokenStream:
             arguments.append([*macro.default] if option is None else option)
         while len(arguments) < macro.num_arguments:
             arguments.append(self.argument())
-        tokens = _substitute(macro.body, arguments) if arguments else macro.body
         self._num_expansions += 1
-        self._expanded_chars += sum(map(len, tokens))
-        if self._num_expansions > MAX_EXPANSIONS or self._expanded_chars > MAX_EXPANDED_CHARS:
+        if self._num_expansions > MAX_EXPANSIONS:
             raise TooManyExpansionsError
-        self.push(*tokens)
+        most = MAX_EXPANDED_CHARS - self._expanded_chars
+        self.repeat(*(_substitute(macro.body, arguments, most) if arguments else macro.body))
 
     def define(self, name: str) -> bool:
         """Read a definition after its command; return False if the command `name` defines nothing."""
@@ -255,6 +265,7 @@ class TokenStream:
             return
         # Bodies with internal commands, or that use the macro itself, do more than to abbreviate.
         internal = any("@" in token and token[0] == "\\" for token in macro.body)
+        self.last_set = name
         self.macros[name] = macro._replace(is_usable=macro.is_usable and not internal and f"\\{name}" not in macro.body)
         if internal or f"\\{name}" in macro.body:
             del self.macros[name]
@@ -301,8 +312,13 @@ class TokenStream:
 DIGITS = tuple("123456789")
 
 
-def _substitute(body: tuple[str, ...], arguments: list[list[str]]) -> list[str]:
+def _substitute(body: tuple[str, ...], arguments: list[list[str]], most: int) -> list[str]:
+    """Return the body with the arguments in place. Raises TooManyExpansionsError if they have more than `most` chars.
+
+    The arguments are counted before they are copied: a long one may be used a million times.
+    """
     tokens: list[str] = []
+    sizes = [sum(map(len, argument)) for argument in arguments]
     pieces = iter(body)
     for token in pieces:
         if token != "#":
@@ -310,7 +326,11 @@ def _substitute(body: tuple[str, ...], arguments: list[list[str]]) -> list[str]:
             continue
         following = next(pieces, "")
         if following[:1] in DIGITS[: len(arguments)]:
-            tokens += arguments[int(following[0]) - 1]
+            number = int(following[0]) - 1
+            most -= sizes[number]
+            if most < 0:
+                raise TooManyExpansionsError
+            tokens += arguments[number]
             tokens += [following[1:]] if following[1:] else []
         else:
             tokens += ["#", following] if following and following != "#" else ["#"]
@@ -328,9 +348,14 @@ def is_paragraph(token: str) -> bool:
     return token[0] == "\n" and _PARAGRAPH.fullmatch(token) is not None
 
 
-def definitions(text: str) -> Iterator[TokenStream]:
-    """Yield a stream after each definition of a style file; errors in one end the search."""
-    stream = TokenStream(text)
+def definitions(text: str) -> tuple[dict[str, Macro], dict[str, EnvironmentMacro]]:
+    """Return the macros and the environments of a style file.
+
+    A macro that is defined again in a way that cannot be expanded has its definition before.
+    """
+    stream, macros = TokenStream(text), dict[str, Macro]()
     while (token := stream.next()) is not None:
-        if token[0] == "\\" and len(token) > 1 and stream.define(token[1:]):
-            yield stream
+        is_defined = token[0] == "\\" and len(token) > 1 and stream.define(token[1:])
+        if is_defined and (macro := stream.macros.get(stream.last_set)) is not None:
+            macros[stream.last_set] = macro
+    return macros, stream.environments

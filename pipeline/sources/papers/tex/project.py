@@ -30,7 +30,7 @@ _INPUT = re.compile(
     r"|(?:sub)?import(?![a-zA-Z])\s*\{([^{}\n]{0,200})\}\s*\{([^{}\n]{1,200})\})"
 )
 _STYLE = re.compile(
-    r"\\(?:usepackage|RequirePackage|documentclass|documentstyle)\s*(?:\[[^\[\]]{0,2000}\])?\s*\{([^{}]{1,500})\}"
+    r"\\(?:usepackage|RequirePackage|documentclass|documentstyle)\s*(?:\[[^\[\]]{0,2000}\]\s*)?\{([^{}]{1,500})\}"
 )
 _RAW = ("verbatim", "verbatim*", "Verbatim", "lstlisting", "minted", "alltt")
 _SPECIAL = re.compile(r"\\begin\{(" + "|".join(map(re.escape, _RAW)) + r")\}|\\verb\*?([^a-zA-Z*\s])|\\.|%", re.DOTALL)
@@ -210,4 +210,5 @@ def _styles(text: str, folder: str, by_name: Mapping[str, str]) -> list[str]:
         if len(match[1].split(",")) < 100
     ]
     places = [posixpath.normpath(posixpath.join(folder, name)).lower() for name in dict.fromkeys(names)]
-    return [by_name[place + suffix] for place in places for suffix in STYLE_SUFFIXES[:2] if place + suffix in by_name]
+    found = [by_name[place + suffix] for place in places for suffix in STYLE_SUFFIXES[:2] if place + suffix in by_name]
+    return [*dict.fromkeys(reversed(found))][::-1]  # once, as a file has many names; the last definition counts

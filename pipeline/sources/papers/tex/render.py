@@ -98,9 +98,9 @@ class _Renderer:
         self.open_names: Counter[str] = Counter()
         self.fields: dict[str, list[str]] = {"title": [], "author": [], "abstract": []}
         for style in project.styles:
-            for found in definitions(style):
-                self.stream.macros |= found.macros
-                self.stream.environments |= found.environments
+            macros, environments = definitions(style)
+            self.stream.macros |= macros
+            self.stream.environments |= environments
         self.commands = self._commands()
 
     def run(self) -> TexText:
@@ -241,7 +241,7 @@ class _Renderer:
             if frame.target:
                 self.fields.setdefault(frame.target, []).append(text)
         if frame.end:
-            self.stream.push(*frame.end)
+            self.stream.repeat(*frame.end)
 
     def _wrap(self, opening: str, closing: str, target: str | None = None) -> None:
         """Write `opening`, the next argument, and `closing`."""
@@ -275,7 +275,7 @@ class _Renderer:
         kept = self.stream.argument()
         for _ in range(count - 1):
             self.stream.argument()
-        self.stream.push(*kept)
+        self.stream.repeat(*kept)
 
     def _begin(self, name: str) -> None:
         plain, stream = name.rstrip("*"), self.stream
@@ -313,7 +313,7 @@ class _Renderer:
         note = self.stream.option()
         self.out.append(PARAGRAPH)
         if label is not None:
-            self.stream.push(label, *((" (", *note, ")") if note else ()), ". ")
+            self.stream.repeat(label, *((" (", *note, ")") if note else ()), ". ")
         elif name in ("minipage", "multicols", "multicols*", "adjustwidth", "adjustbox", "spacing", "textblock"):
             self.stream.argument()
         self._open(_Frame(name, PARAGRAPH))

@@ -84,3 +84,11 @@ def test_comments(source: str, text: str) -> None:
 )
 def test_characters(data: bytes, text: str) -> None:
     assert decode_tex(data) == text
+
+
+def test_a_style_file_is_read_once_by_all_its_names() -> None:
+    packages = "".join(rf"\usepackage{{{name}}}" for name in ("a", "./a", "b/../a", "c", "A"))
+    files = {"m.tex": rf"\documentclass [x] {{a}}{packages}\begin{{document}}x", "a.sty": "one", "c.sty": "two"}
+    project = join_project(files, "m.tex", 1000)
+    assert project is not None
+    assert project.styles == ["two", "one"]

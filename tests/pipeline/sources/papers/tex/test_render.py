@@ -1,5 +1,7 @@
 r"""The text of TeX source: macros, paragraphs, formulas, lists, floats; and source made to take long."""
 
+import tracemalloc
+
 import pytest
 
 from pipeline.sources.papers.tex.macros import TooManyExpansionsError
@@ -104,11 +106,32 @@ def test_definitions_in_a_style_of_the_paper_are_used() -> None:
         r"\def\a{\b\b}\def\b{\c\c}\def\c{\a\a}\a",
         "".join(rf"\def\{'x' * n}{{\{'x' * (n + 1)}\{'x' * (n + 1)}}}" for n in range(1, 40)) + r"\x",
         rf"\def\a{{{'word ' * 9_000}}}" + r"\a" * 900,
+        rf"\def\a#1{{{'#1' * 5_000}}}\a{{{'~' * 5_000}}}",
+        r"\texorpdfstring{" * 6_000,
+        rf"\newtheorem{{a}}{{{'x' * 5_000}}}" + r"\begin{a}\end{a}" * 5_000,
+        rf"\newenvironment{{a}}{{}}{{{'~' * 5_000}}}" + r"\begin{a}\end{a}" * 5_000,
     ],
 )
 def test_bombs_of_macros_end(bomb: str) -> None:
     with pytest.raises(TooManyExpansionsError):
         text_of(bomb)
+
+
+def test_what_macros_yield_is_counted_before_it_is_made() -> None:
+    macros = rf"\def\a#1{{{'#1' * 20_000}}}\a{{{'~' * 100_000}}}"  # two billion tokens
+    tracemalloc.start()
+    with pytest.raises(TooManyExpansionsError):
+        text_of(macros)
+    most = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert most < 200 << 20
+
+
+def test_macros_of_style_files() -> None:
+    """The last definition of a name counts; one that cannot be expanded leaves the one before."""
+    style = r"\def\a{one}\def\a{two}\def\b{three}\def\b{\@x}\newenvironment{e}{four }{ five}"
+    project = TexProject(r"\a{} \b{} \c \begin{e}x\end{e}", "a.tex", [style, r"\def\c{six}"])
+    assert render_tex(project, TexOptions()).text == "two three six four x five"
 
 
 @pytest.mark.parametrize(
