@@ -11,7 +11,6 @@ from pipeline.engine.stage import Drop, Row, Split
 from pipeline.sources.compression import ByteStream
 from pipeline.sources.config import SourceConfig
 from pipeline.sources.lines import SourceRows, parse_object, read_lines
-from pipeline.sources.papers.config import UnarxiveConfig
 from pipeline.sources.papers.ids import identify
 from pipeline.sources.provenance import encodable, new_row, set_text
 from pipeline.sources.rows import date_of, meta_of
@@ -63,10 +62,19 @@ def paper_row(paper: Mapping[str, Any], config: SourceConfig) -> tuple[Row, Drop
     body = paper.get("body_text")
     if not isinstance(body, list):
         return row, Drop("no_text_field")
-    return row, set_text(row, _paper_text(paper, body, config.unarxive), config)
+    try:
+        text = _paper_text(paper, body, config)
+    except _TooLargeError:
+        return row, Drop("page_too_large", None, float(config.max_page_bytes))
+    return row, set_text(row, text, config)
 
 
-def _paper_text(paper: Mapping[str, Any], body: list[Any], config: UnarxiveConfig) -> str:
+class _TooLargeError(Exception):
+    """What the marks of a paper stand for is far longer than a text may be."""
+
+
+def _paper_text(paper: Mapping[str, Any], body: list[Any], config: SourceConfig) -> str:
+    settings, most = config.unarxive, 4 * config.max_page_bytes  # white space included; the text is compared later
     entries, sources = _object(paper.get("ref_entries")), _object(paper.get("bib_entries"))
     abstract = paper.get("abstract")
     if isinstance(abstract, list):
@@ -78,19 +86,33 @@ def _paper_text(paper: Mapping[str, Any], body: list[Any], config: UnarxiveConfi
         heading = " ".join(heading.split())
         if heading and heading != section:
             level = _LEVELS.get(_text(paragraph.get("sec_type")), 5)
-            parts.append(f"{'#' * level} {heading}" if config.headings == "markdown" else heading)
+            parts.append(f"{'#' * level} {heading}" if settings.headings == "markdown" else heading)
         section = heading or section
         parts.append(_text(paragraph.get("text")))
-    if config.captions:
+    if settings.captions:
         captions = [_text(_object(entry).get("caption")) for entry in entries.values()]
         parts += [" ".join(caption.split()) for caption in captions if caption != _NO_CAPTION]
     # All marks at once: one call for each paragraph takes three times as long.
     text = "\n\n".join(part for part in map(str.strip, parts) if part)
-    return restore_marks(text, entries, sources, config.citations == "keep")
+    return restore_marks(text, entries, sources, settings.citations == "keep", most)
 
 
-def restore_marks(text: str, entries: Mapping[str, Any], sources: Mapping[str, Any], keeps_citations: bool) -> str:
-    """Return a text with the LaTeX of its formulas in place of their marks, and citations kept or left out."""
+def restore_marks(
+    text: str, entries: Mapping[str, Any], sources: Mapping[str, Any], keeps_citations: bool, most: int
+) -> str:
+    """Return a text with the LaTeX of its formulas in place of their marks, and citations kept or left out.
+
+    Raises _TooLargeError if that is longer than `most`: a long formula may be named a million times.
+    """
+    size = 0
+
+    def counted(match: re.Match[str]) -> str:
+        nonlocal size
+        found = replaced(match)
+        size += len(found)
+        if size > most:
+            raise _TooLargeError
+        return found
 
     def replaced(match: re.Match[str]) -> str:
         kind, key = match[1], match[2]
@@ -106,7 +128,7 @@ def restore_marks(text: str, entries: Mapping[str, Any], sources: Mapping[str, A
     text = _MARK_SPACE.sub("}}", text.replace(_CUT, ""))
     if "REF" in text and not keeps_citations:
         text = _NO_TARGET.sub(_CUT, text)
-    text = _MARK.sub(replaced, text)
+    text = _MARK.sub(counted, text)
     text = one_space(text)
     if _CUT in text:
         text = _BRACKETS.sub(lambda match: _CUT if _CUT in match.group() else match.group(), text)

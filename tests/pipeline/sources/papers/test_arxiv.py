@@ -4,6 +4,7 @@ import gzip
 import io
 import json
 import random
+import tracemalloc
 from collections import Counter
 from datetime import UTC, datetime
 from pathlib import Path
@@ -201,8 +202,8 @@ def test_marks_are_replaced() -> None:
     text = (
         "Let {{formula:f}} . As {{cite:c}}, (see {{cite:c}}; {{cite:none}}) {{formula:d}} -like REF {{formula:gone}}."
     )
-    assert restore_marks(text, entries, sources, False) == "Let $x^2$. As \\begin{align}a\\end{align}-like."
-    kept = restore_marks("As {{cite:c}}, {{cite:none}}", entries, sources, True)
+    assert restore_marks(text, entries, sources, False, 100) == "Let $x^2$. As \\begin{align}a\\end{align}-like."
+    kept = restore_marks("As {{cite:c}}, {{cite:none}}", entries, sources, True, 100)
     assert kept == "As [A. Author, 2020], [none]"
 
 
@@ -218,6 +219,19 @@ def test_marks_are_replaced() -> None:
 def test_lines_of_other_shapes(tmp_path: Path, line: Any, rule: str | None) -> None:
     (tmp_path / "a.jsonl").write_text(json.dumps(line))
     assert rules(rows_of(tmp_path / "a.jsonl", "unarxive")) == [rule]
+
+
+def test_a_long_formula_that_is_named_often(tmp_path: Path) -> None:
+    """Ten billion characters are not made; the papers around are read."""
+    bomb = {"body_text": [{"text": "{{formula:a}} " * 10_000}], "ref_entries": {"a": {"latex": "x" * 1_000_000}}}
+    papers = [{"body_text": [{"text": "One."}]}, bomb, {"body_text": [{"text": "Two."}]}]
+    (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, papers)))
+    tracemalloc.start()
+    found = rules(rows_of(tmp_path / "a.jsonl", "unarxive"))
+    most = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert found == [None, "page_too_large", None]
+    assert most < 200 << 20
 
 
 def test_a_made_paper(tmp_path: Path) -> None:
