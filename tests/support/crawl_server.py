@@ -33,7 +33,7 @@ class CrawlServer(ThreadingHTTPServer):
         self.requests: list[tuple[str, str | None]] = []
         self.counts: Counter[str] = Counter()
         self.open = self.most_open = 0
-        self.lock = threading.Lock()
+        self.lock, self.stopped = threading.Lock(), threading.Event()
 
     @property
     def uri(self) -> str:
@@ -74,6 +74,11 @@ class _Handler(BaseHTTPRequestHandler):
         )
         if fault == "status":
             self._empty(*rest)
+            return
+        if fault == "drip":  # some bytes, and then others again and again
+            self.wfile.write(rest[0])
+            while not server.stopped.wait(0.02):
+                self.wfile.write(rest[1])
             return
         if not file.is_file():
             self._empty(404)
@@ -137,6 +142,7 @@ def serving(folder: Path, faults: Faults | None = None) -> Iterator[CrawlServer]
     try:
         yield server
     finally:
+        server.stopped.set()
         server.shutdown()
         server.server_close()
         thread.join()

@@ -8,13 +8,22 @@ of 90,000 files: the size of a split is an estimate, with which progress is show
 import hashlib
 import os
 import re
+import threading
 import zlib
+from contextlib import closing
 from typing import Any
 
 import pyarrow as pa
 
 from pipeline.engine.stage import Split
-from pipeline.sources.common_crawl.download import IMPATIENCE, PATIENCE, RemoteStream, fetch_range
+from pipeline.sources.common_crawl.download import (
+    IMPATIENCE,
+    PATIENCE,
+    Download,
+    FileFacts,
+    RemoteStream,
+    fetch_range,
+)
 from pipeline.sources.common_crawl.requests import UnreachableFileError, is_near, remote_file
 from pipeline.sources.config import SourceConfig
 from schemas.errors import ConfigError
@@ -25,7 +34,7 @@ HTTPS, S3, S3_REGION = "https://data.commoncrawl.org", "s3://commoncrawl", "us-e
 MEAN_BYTES = {"warc": 1_000_000_000, "wet": 120_000_000}
 """Assumed size of a file by its kind [bytes]. It is the same for every file and mirror, so that tables are, too."""
 MAX_LIST_BYTES = 256 << 20
-"""Maximum size of a list of files [bytes]."""
+"""Maximum size of a list of files, as stored and decompressed [bytes]."""
 SAFE_PATH = re.compile(r"(?:crawl-data|cc-index)/[A-Za-z0-9._+=/-]{1,1000}")
 """Pattern of the paths of a list. A list may come from a mirror, and its paths are joined to folders."""
 INDEX_SUBSET = "/subset=warc/"
@@ -126,9 +135,17 @@ def _decompress(data: bytes) -> bytes:
 
 
 def _read_small(uri: str) -> bytes:
-    """Return the content of a small file. Raises UnreachableFileError."""
+    """Return the content of a small file. Raises UnreachableFileError, or ValueError beyond MAX_LIST_BYTES."""
     file = remote_file(uri)
-    return fetch_range(file, 0, None, IMPATIENCE) if file is not None else _read_local(uri, 0, None)
+    if file is None:
+        return _read_local(uri, 0, None)
+    data = bytearray()
+    with closing(Download(file, FileFacts(), IMPATIENCE, threading.Event()).blocks(0, None)) as blocks:
+        for block in blocks:
+            data += block
+            if len(data) > MAX_LIST_BYTES:
+                raise ValueError("a list that is too long")
+    return bytes(data)
 
 
 def choose(paths: list[str], config: SourceConfig) -> list[str]:

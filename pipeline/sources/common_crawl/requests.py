@@ -5,18 +5,20 @@ A request asks for a range with the ETag that the first answer had, so that no f
 
 import os
 import ssl
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
 from functools import lru_cache
-from http.client import HTTPException, HTTPMessage
+from http.client import HTTPConnection, HTTPException, HTTPMessage, HTTPResponse
 from re import compile as pattern
 from typing import Any, Protocol
 from urllib.error import HTTPError, URLError
 from urllib.parse import urlsplit
 from urllib.request import (
+    AbstractHTTPHandler,
     HTTPDefaultErrorHandler,
     HTTPErrorProcessor,
     HTTPHandler,
@@ -38,7 +40,9 @@ BUSY = frozenset((408, 425, 429, 500, 502, 503, 504, 509))
 """HTTP statuses after which a request is made again later."""
 GONE = 412
 """HTTP status of a file that has another ETag than the one asked for."""
-CONTENT_RANGE = pattern(r"bytes (\d{1,18})-(\d{1,18})/(\d{1,18})")
+HEAD_SECONDS = 60.0
+"""Maximum time that the head of an answer takes, interim answers included; each byte has STALL_SECONDS [s]."""
+LENGTH, CONTENT_RANGE = pattern(r"[0-9]{1,18}"), pattern(r"bytes ([0-9]{1,18})-([0-9]{1,18})/([0-9]{1,18})")
 S3_BUSY = frozenset(("SlowDown", "RequestTimeout", "InternalError", "ServiceUnavailable", "Throttling"))
 
 
@@ -146,11 +150,11 @@ def _span(uri: str, status: int, headers: Any) -> tuple[int, int, int]:
     if status == 206:
         match = CONTENT_RANGE.fullmatch(str(headers.get("Content-Range", "")).strip())
         start, last, size = (int(group) for group in match.groups()) if match else (0, -1, 0)
-        if match is None or not start <= last < size or (length.isdigit() and int(length) != last + 1 - start):
+        if match is None or not start <= last < size or (LENGTH.fullmatch(length) and int(length) != last + 1 - start):
             raise BusyError(f"a wrong Content-Range ({headers.get('Content-Range')!r:.80})", "wrong_ranges")
         return start, last + 1, size
-    if not length.isdigit():
-        raise BusyError("an answer without Content-Length", "wrong_answers")
+    if LENGTH.fullmatch(length) is None:
+        raise BusyError(f"an answer without Content-Length, or a wrong one ({length!r:.80})", "wrong_answers")
     return 0, int(length), int(length)
 
 
@@ -166,7 +170,7 @@ def seconds_to_wait(text: str | None, now: datetime | None = None) -> float | No
     """Return the time that a header `Retry-After` names, in seconds or as a date [s]; None if there is none."""
     if text is None or not text.strip():
         return None
-    if text.strip().isdigit():
+    if text.isascii() and text.strip().isdigit():
         return float(text.strip()[:9])
     try:
         when = parsedate_to_datetime(text)
@@ -187,15 +191,70 @@ class _SafeRedirects(HTTPRedirectHandler):
     def redirect_request(
         self, req: Request, fp: Any, code: int, msg: str, headers: HTTPMessage, newurl: str
     ) -> Request | None:
+        fp.close()  # its body would be read to the end
         allowed = ("https",) if urlsplit(req.full_url).scheme == "https" else ("http", "https")
         if urlsplit(newurl).scheme not in allowed:
             raise UnreachableFileError(req.full_url, f"a redirect to {newurl:.100}, which is not {allowed[-1]}://")
         return super().redirect_request(req, fp, code, msg, headers, newurl)
 
 
+class _TimedLines:
+    """The lines of the head of an answer. Raises BusyError if they are not complete after HEAD_SECONDS."""
+
+    def __init__(self, file: Any):
+        self._file, self._deadline = file, time.monotonic() + HEAD_SECONDS
+
+    def readline(self, limit: int) -> bytes:
+        """Return the next line with its end, or its first `limit` bytes."""
+        line = b""
+        while len(line) < limit and not line.endswith(b"\n"):
+            if time.monotonic() > self._deadline:
+                raise BusyError(f"no whole head of an answer for {HEAD_SECONDS:g} s", "stalls")
+            there = self._file.peek(1)[: limit - len(line)]  # at most one wait for the server
+            if not there:
+                break
+            line += self._file.read(there.find(b"\n") + 1 or len(there))
+        return line
+
+
+class _TimedAnswer(HTTPResponse):
+    """An answer whose head has a limit of time."""
+
+    def begin(self) -> None:
+        """Read the head."""
+        file: Any = self.fp
+        lines: Any = _TimedLines(file)
+        self.fp = lines
+        try:
+            super().begin()
+        finally:
+            self.fp = file
+
+
+class _Timed(AbstractHTTPHandler):
+    def do_open(self, http_class: Any, req: Request, **http_conn_args: Any) -> HTTPResponse:
+        """Send a request."""
+
+        def connect(host: str, **settings: Any) -> HTTPConnection:
+            connection: HTTPConnection = http_class(host, **settings)
+            connection.response_class = _TimedAnswer
+            return connection
+
+        connector: Any = connect
+        return super().do_open(connector, req, **http_conn_args)
+
+
+class _Http(_Timed, HTTPHandler):
+    """Requests by http://."""
+
+
+class _Https(_Timed, HTTPSHandler):
+    """Requests by https://."""
+
+
 def _opener() -> OpenerDirector:
     opener = OpenerDirector()
-    for handler in (ProxyHandler, HTTPHandler, HTTPSHandler, HTTPDefaultErrorHandler, _SafeRedirects):
+    for handler in (ProxyHandler, _Http, _Https, HTTPDefaultErrorHandler, _SafeRedirects):
         opener.add_handler(handler())
     opener.add_handler(HTTPErrorProcessor())
     return opener
@@ -241,6 +300,8 @@ def _http_errors(uri: str) -> Iterator[None]:
         if isinstance(reason, TimeoutError):
             raise BusyError(f"no byte for {STALL_SECONDS:g} s", "stalls") from error
         raise BusyError(f"no connection ({reason or type(reason).__name__})", "broken_connections") from error
+    except ValueError as error:  # urllib raises it for an address to which it cannot redirect
+        raise BusyError(f"an answer that cannot be read ({error!s:.80})", "wrong_answers") from error
 
 
 def _raise_status(uri: str, status: int, reason: str, headers: Any) -> None:

@@ -116,7 +116,10 @@ def test_a_break_is_resumed_at_its_place(folder: Path, clock: Clock) -> None:
 
 
 @pytest.mark.parametrize("place", [0, 2_900_000])
-def test_another_version_of_the_file_is_an_error(folder: Path, clock: Clock, place: int) -> None:
+def test_another_version_of_the_file_is_an_error(
+    folder: Path, clock: Clock, place: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(download, "AHEAD_BYTES", 300_000)  # the break is not reached before the file is another one
     with serving(folder, Faults({1: ("truncate", 1_500_000)})) as server:
         stream = RemoteStream(HttpFile(f"{server.uri}/a.warc.gz"), clock.patience())
         assert stream.read(10) == CONTENT[:10]
@@ -184,6 +187,52 @@ def test_redirects_stay_on_the_web(folder: Path, clock: Clock, to: str, message:
     faults = Faults({1: ("status", 302, {"Location": to})})
     with serving(folder, faults) as server, pytest.raises(UnreachableFileError, match=message):
         whole(server, clock)
+
+
+@pytest.mark.parametrize(
+    ("first", "again"),
+    [
+        (b"HTTP/1.1 200 OK\r\nX: ", b"a"),
+        (b"", b"HTTP/1.1 100 Continue\r\n\r\n"),
+        (b"HTTP/1.1 302 Found\r\nLocation: /x\r\nContent-Length: 100000000\r\n\r\n", b"a"),
+    ],
+    ids=["a header", "interim answers", "the body of a redirect"],
+)
+def test_a_server_that_drips_has_a_limit_of_time(
+    folder: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch, first: bytes, again: bytes
+) -> None:
+    monkeypatch.setattr(requests, "HEAD_SECONDS", 0.2)
+    faults = Faults(dict.fromkeys(range(1, 100), ("drip", first, again)))
+    raised: list[Exception] = []
+
+    def fetch() -> None:
+        try:
+            fetch_range(HttpFile(f"{server.uri}/a.warc.gz"), 0, None, clock.patience(seconds=4))
+        except UnreachableFileError as error:
+            raised.append(error)
+
+    with serving(folder, faults) as server:
+        reader = threading.Thread(target=fetch, daemon=True)
+        reader.start()
+        reader.join(10)
+        assert len(raised) == 1
+
+
+@pytest.mark.parametrize(
+    ("status", "headers"),
+    [
+        (302, {"Location": "http://[::1/"}),
+        (302, {"Location": "http://\xe9.example/\xe9"}),
+        (200, {"Content-Length": "\xb2"}),
+        (200, {"Content-Length": "9" * 5000}),
+        (503, {"Retry-After": "\xb2"}),
+    ],
+)
+def test_an_answer_that_makes_no_sense_is_asked_for_again(
+    folder: Path, clock: Clock, status: int, headers: dict[str, str]
+) -> None:
+    with serving(folder, Faults({1: ("status", status, headers)})) as server:
+        assert whole(server, clock)[0] == CONTENT
 
 
 def test_redirects_are_followed_with_the_range_and_are_bounded(folder: Path, clock: Clock) -> None:

@@ -194,3 +194,9 @@ def test_no_network_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "\n" not in str(raised.value)
     assert str(raised.value).startswith("source.crawl: expected an answer from http://127.0.0.1:9, got no connection (")
     assert str(raised.value).endswith("Check the network, or name a copy with source.mirror.")
+
+
+def test_a_list_has_a_maximum_size_as_stored(mirror: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(listing, "MAX_LIST_BYTES", 1000)
+    with serving(mirror) as server, pytest.raises(ConfigError, match="got a list that is too long"):
+        read_list(server.uri, f"{FOLDER}/warc.paths.gz", CRAWL)
