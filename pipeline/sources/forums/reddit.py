@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from pipeline.engine.stage import Drop, Row, Split
 from pipeline.sources.compression import ByteStream, FrameReader
 from pipeline.sources.config import SourceConfig
-from pipeline.sources.forums.temporary_rows import BATCH_ROWS, temporary_database
+from pipeline.sources.forums.temporary_rows import RowBatch, temporary_database
 from pipeline.sources.lines import BOM, LineReader, SourceRows, lines_of, parse_object
 from pipeline.sources.provenance import SourceItem, account_bytes, encodable, new_row, set_text, set_title
 from pipeline.sources.rows import MAX_URL_CHARS, date_of, meta_of
@@ -207,25 +207,18 @@ def _collect(database: sqlite3.Connection, split: Split, stream: ByteStream, con
             if isinstance(found, Submission) and found.drop is None:
                 database.execute("INSERT OR IGNORE INTO post VALUES (?)", (found.number,))
     faults: list[Drop] = []
+    batch = RowBatch(database, "INSERT INTO comment VALUES (?, ?, ?, ?, ?)")
     for uri in split.companions:
         fs, path = resolve_uri(uri)
         with closing(fs.open_input_file(path)) as file:
-            batch: list[tuple[int, int, int, int, str]] = []
             for _, line in LineReader(FrameReader(_Comments(file, stream), None), max_bytes):
                 if isinstance(line, Drop):
                     faults.append(line)
                 elif (comment := _comment(line, database, rules)) is not None:
-                    batch.append(comment)
-                    if len(batch) == BATCH_ROWS:
-                        _insert(database, batch)
-                        batch = []
-            _insert(database, batch)
+                    batch.add(comment, len(comment[-1]))
+            batch.flush()
     database.execute("CREATE INDEX by_post ON comment (post, score DESC, id, parent)")
     return faults
-
-
-def _insert(database: sqlite3.Connection, batch: list[tuple[int, int, int, int, str]]) -> None:
-    database.executemany("INSERT INTO comment VALUES (?, ?, ?, ?, ?)", batch)
 
 
 def _comment(

@@ -26,7 +26,7 @@ from pipeline.extract.page_limits import bearable
 from pipeline.sources.archives.seven_zip import MAGIC, MemberFrames
 from pipeline.sources.compression import ByteStream, FrameReader, Frames
 from pipeline.sources.config import SourceConfig
-from pipeline.sources.forums.temporary_rows import BATCH_ROWS, temporary_database
+from pipeline.sources.forums.temporary_rows import RowBatch, temporary_database
 from pipeline.sources.lines import LineReader, SourceRows
 from pipeline.sources.provenance import SourceItem, account_bytes, domain_of, encodable, new_row, set_text, set_title
 from pipeline.sources.rows import date_of, meta_of
@@ -74,7 +74,7 @@ class _Answer(NamedTuple):
     start: int
     length: int
     licence: str
-    body: bytes
+    body_bytes: int
 
 
 def frames_of(stream: ByteStream) -> Frames:
@@ -178,7 +178,7 @@ def _collect(database: sqlite3.Connection, posts: _Posts, config: SourceConfig) 
         "CREATE TABLE answer (question INTEGER, id INTEGER PRIMARY KEY, score INTEGER, start INTEGER, length INTEGER, "
         "licence TEXT, body BLOB)"
     )
-    answers: list[tuple[Any, ...]] = []
+    answers = RowBatch(database, ADD_ANSWER)
     for start, length, found in posts.read():
         if isinstance(found, Drop):
             continue
@@ -189,12 +189,9 @@ def _collect(database: sqlite3.Connection, posts: _Posts, config: SourceConfig) 
             accepted = _number(found, b"AcceptedAnswerId")
             database.execute("INSERT OR IGNORE INTO question VALUES (?, ?, ?, ?)", (number, accepted, is_kept, start))
         elif kind == ANSWER and number is not None and _is_readable(found.get(b"Body", b"")):
-            parent = _number(found, b"ParentId")
-            answers.append((parent, number, score, start, length, licence_of(found), found.get(b"Body", b"")))
-            if len(answers) == BATCH_ROWS:
-                database.executemany(ADD_ANSWER, answers)
-                answers = []
-    database.executemany(ADD_ANSWER, answers)
+            parent, body = _number(found, b"ParentId"), found.get(b"Body", b"")
+            answers.add((parent, number, score, start, length, licence_of(found), body), len(body))
+    answers.flush()
     database.execute("CREATE INDEX by_question ON answer (question, score DESC, id)")
 
 
@@ -280,10 +277,10 @@ class _Questions:
             return row, Drop("low_score", float(score), float(settings.min_score or 0))
         if not answers and not settings.keep_unanswered:
             return row, Drop("unanswered")
-        size = own_size + sum(len(answer.body) for answer in answers)
+        size = own_size + sum(answer.body_bytes for answer in answers)
         if size > 4 * config.max_page_bytes:  # Markup and escapes included; the text is compared below.
             return row, Drop("page_too_large", float(size), float(config.max_page_bytes))
-        bodies = (body, *(unescape(answer.body) for answer in answers))
+        bodies = (body, *map(unescape, self._bodies(number, accepted)))
         texts = [title, *(text_of_html(html, self._form) for html in bodies)]
         drop = set_text(row, "\n\n".join(text for text in texts if text), config)
         row[MARKED_LINES] = EMPTY_LINE in (row["text"] or "")
@@ -291,17 +288,25 @@ class _Questions:
         return row, drop
 
     def _answers(self, question: int | None, accepted: int | None) -> Iterator[_Answer]:
-        """Yield the answers to join to a question, the best first."""
+        """Yield the answers to join to a question, the best first, without their bodies."""
+        for values in self._selected("id, score, start, length, licence, length(body)", question, accepted):
+            yield _Answer(*values)
+
+    def _bodies(self, question: int | None, accepted: int | None) -> Iterator[bytes]:
+        """Yield the bodies of these answers. They may not fit into memory unless their sizes were compared before."""
+        for (body,) in self._selected("body", question, accepted):
+            yield body
+
+    def _selected(self, columns: str, question: int | None, accepted: int | None) -> Iterator[tuple[Any, ...]]:
         settings = self._settings
         query = (
-            "SELECT id, score, start, length, licence, body FROM answer WHERE question = ? AND (score >= ? OR id = ?) "
+            f"SELECT {columns} FROM answer WHERE question = ? AND (score >= ? OR id = ?) "
             "ORDER BY id = ? DESC, score DESC, id, start LIMIT ?"
         )
         least = settings.min_answer_score if settings.min_answer_score is not None else -(1 << 62)
         most = settings.max_answers if settings.max_answers is not None else -1
         known = accepted if accepted is not None else -1
-        for values in self._database.execute(query, (question, least, known, known, most)):
-            yield _Answer(*values)
+        yield from self._database.execute(query, (question, least, known, known, most))
 
 
 def _is_readable(value: bytes) -> bool:

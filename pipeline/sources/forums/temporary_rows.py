@@ -4,10 +4,32 @@ import sqlite3
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from tempfile import TemporaryDirectory
+from typing import Any
 
 CACHE_KIB = 64 << 10
-BATCH_ROWS = 1000
-"""Number of rows to insert at a time."""
+BATCH_ROWS, BATCH_BYTES = 1000, 4 << 20
+"""Number of rows to insert at a time, and size of their texts from which fewer are."""
+
+
+class RowBatch:
+    """Rows to insert by a statement, some at a time; `flush` after the last."""
+
+    def __init__(self, database: sqlite3.Connection, statement: str):
+        self._database, self._statement = database, statement
+        self._rows: list[tuple[Any, ...]] = []
+        self._size = 0
+
+    def add(self, row: tuple[Any, ...], size: int) -> None:
+        """Add a row whose text has about this size [bytes]."""
+        self._rows.append(row)
+        self._size += size
+        if len(self._rows) == BATCH_ROWS or self._size >= BATCH_BYTES:
+            self.flush()
+
+    def flush(self) -> None:
+        """Insert the rows that were added."""
+        self._database.executemany(self._statement, self._rows)
+        self._rows, self._size = [], 0
 
 
 @contextmanager

@@ -4,6 +4,7 @@ import bz2
 import gzip
 import io
 import json
+import tracemalloc
 from collections import Counter
 from datetime import UTC, datetime
 from pathlib import Path
@@ -272,3 +273,15 @@ def test_an_answer_is_joined_once_or_its_row_says_why_not() -> None:
 def test_a_second_dump_in_an_archive_is_reported(tmp_path: Path) -> None:
     members = {f"{name}/Posts.xml": dump(question(number)) for number, name in enumerate("ab", 1)}
     assert rules(read(archive(tmp_path / "a.7z", members))) == ["kept", "unreadable_gap"]
+
+
+def test_answers_that_are_too_large_are_not_read() -> None:
+    """All answers of a question have 200 MB, and a text at most 16."""
+    body = "x" * (1 << 20)
+    stored = gzip.compress(dump(question(), *(answer(number, Body=body) for number in range(2, 202))), 1)
+    tracemalloc.start()
+    drops = [drop and drop.rule for _, drop in read(stored)]
+    most = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert drops == ["page_too_large", *["joined_to_question"] * 200]
+    assert most < 60 << 20

@@ -1,21 +1,26 @@
-"""The database of readers: a killed process leaves nothing of it, and it holds more than its memory."""
+"""Rows are inserted in batches that are limited by their number and by their size."""
 
-import tempfile
-from pathlib import Path
-
-import pytest
-
-from pipeline.sources.forums.temporary_rows import CACHE_KIB, temporary_database
+from pipeline.sources.forums import temporary_rows
+from pipeline.sources.forums.temporary_rows import BATCH_ROWS, RowBatch, temporary_database
 
 
-def test_its_rows_have_no_name_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    text = "x" * 100_000
-    rows = 2 * CACHE_KIB * 1024 // len(text)
+def test_a_batch_is_limited_by_rows_and_by_bytes() -> None:
     with temporary_database() as database:
-        database.execute("CREATE TABLE row (id INTEGER PRIMARY KEY, text TEXT)")
-        database.executemany("INSERT INTO row VALUES (?, ?)", ((number, text) for number in range(rows)))
-        assert [*tmp_path.iterdir()] == []
-        assert database.execute("SELECT count(*), sum(length(text)) FROM row").fetchone() == (rows, rows * len(text))
-        assert database.execute("SELECT id FROM row ORDER BY text, id DESC LIMIT 1").fetchone() == (rows - 1,)
-    assert [*tmp_path.iterdir()] == []
+        database.execute("CREATE TABLE row (number INTEGER)")
+        batch = RowBatch(database, "INSERT INTO row VALUES (?)")
+
+        def stored() -> int:
+            return int(database.execute("SELECT count(*) FROM row").fetchone()[0])
+
+        for number in range(BATCH_ROWS - 1):
+            batch.add((number,), 1)
+        assert stored() == 0
+        batch.add((0,), 1)
+        assert stored() == BATCH_ROWS
+        batch.add((0,), temporary_rows.BATCH_BYTES - 1)
+        assert stored() == BATCH_ROWS
+        batch.add((0,), 1)
+        assert stored() == BATCH_ROWS + 2
+        batch.add((0,), 1)
+        batch.flush()
+        assert stored() == BATCH_ROWS + 3
