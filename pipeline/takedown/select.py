@@ -272,8 +272,13 @@ class _Matchers:
 def _hosts(kind: str, value: str) -> list[str]:
     """Return the host of the URL or domain `value` as ASCII, followed by all parents of this host.
 
-    Raises ConfigError if `kind` is a domain and `value` is not a valid one.
+    Raises ConfigError if `value` is not a valid domain, or a URL without a character, which every document without an
+    address would match.
     """
+    if kind == "url" and not canonical_url(value):
+        raise ConfigError(
+            f"--url: expected a URL, got {value!r}. Give the address, or the id of the document by --doc."
+        )
     host = resolved_host(value if kind == "url" else parse_domain(value))
     return host_suffixes(f"http://{host}/") if host else []
 

@@ -5,6 +5,7 @@ import pytest
 
 from pipeline.sources.provenance import domain_of
 from pipeline.takedown.select import _Matchers
+from schemas.errors import ConfigError
 from tests.schemas.test_urls import SAME_HOST
 
 OTHERS = [
@@ -49,3 +50,9 @@ def test_a_url_is_found_by_its_canonical_form_without_a_scheme_too() -> None:
         "//victim.example/a?x=1",
     ]
     assert found("url", same[0], [*same, "http://victim.example/b", *OTHERS]) == same
+
+
+@pytest.mark.parametrize("url", ["", " ", "\t\n"])
+def test_an_empty_url_is_not_that_of_documents_without_one(url: str) -> None:
+    with pytest.raises(ConfigError, match="--url: expected a URL"):
+        found("url", url, ["", "http://victim.example/a"])
