@@ -181,6 +181,21 @@ def test_forged_proofs_of_absence_are_none(taken: Path, tmp_path: Path) -> None:
     assert "proofs after: the root is not that in the manifest of the dataset" in done.stdout
 
 
+@pytest.mark.parametrize("kept", [(), ("before",), ("after",)])
+def test_a_certificate_without_one_of_the_roots_has_no_proofs(
+    taken: Path, tmp_path: Path, kept: tuple[str, ...]
+) -> None:
+    folder = Path(shutil.copytree(taken, tmp_path / "run"))
+    (path,) = (folder / "takedowns").glob("*.json")
+    certificate = json.loads(path.read_text())
+    certificate["membership"] = {when: certificate["membership"][when] for when in kept}
+    del certificate["seal"]
+    path.write_text(json.dumps(certificate | {"seal": check_alone.digest_of(certificate)}))
+    done = run_script(folder)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "has the roots before and after" in done.stderr
+
+
 def test_a_certificate_without_its_tables_is_none(taken: Path, tmp_path: Path) -> None:
     folder = Path(shutil.copytree(taken, tmp_path / "run"))
     (certificate,) = (folder / "takedowns").glob("*.json")
