@@ -22,7 +22,7 @@ from schemas.config import suggest_name
 from schemas.errors import ConfigError
 from schemas.manifest import RUN_NAME, Counts, TableVersion, current_tables, read_run
 from schemas.older_tables import read_columns
-from schemas.overrides import Unset
+from schemas.overrides import Unset, toml_text
 from schemas.storage import Store
 from schemas.tables import TABLES, TEXT, with_hex_ids
 from schemas.tokens import TRAIN, Dataset, open_dataset
@@ -417,12 +417,14 @@ def to_toml(name: str, value: Any) -> str:
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, Mapping):
-        pairs = (f"{json.dumps(str(key))} = {to_toml(name, item)}" for key, item in value.items())
+        pairs = (f"{toml_text(str(key))} = {to_toml(name, item)}" for key, item in value.items())
         return f"{{{', '.join(pairs)}}}"
     if isinstance(value, list | tuple):
         return f"[{', '.join(to_toml(name, item) for item in value)}]"
-    if isinstance(value, str | int | float):
-        return json.dumps(value)
+    if isinstance(value, str):
+        return toml_text(value)
+    if isinstance(value, int | float):
+        return json.dumps(value)  # numbers of NumPy too
     raise ConfigError(
         f"{name}: expected a number, text, list or dictionary, got {value!r}. Leave a setting out to keep its value."
     )

@@ -2,6 +2,7 @@
 
 import argparse
 import copy
+import json
 import shlex
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -194,6 +195,12 @@ def _drop_replaced(
             names = " and ".join(f"{section}.{name}" for name in replaced)
             verb = "are" if replaced[1:] else "is"
             yield f"{names} of the recipe {verb} not used, because --set gives {section}.{key}"
+
+
+def toml_text(text: str) -> str:
+    """Return a text as a TOML string in quotes, which `parse_value` reads again."""
+    # A JSON string is valid TOML except for the delete character, and for the surrogates of characters beyond U+FFFF.
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def parse_value(text: str) -> Any:

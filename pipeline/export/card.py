@@ -18,6 +18,7 @@ from pipeline.disclosure.markdown import code, escaped, table
 from pipeline.disclosure.table_facts import facts_of_tables
 from schemas.config import Recipe
 from schemas.manifest import TableVersion
+from schemas.overrides import toml_text
 from schemas.text import printable_block, printable_value
 
 BARE_KEY = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-")
@@ -83,7 +84,7 @@ def to_toml(sections: Mapping[str, Mapping[str, Any]]) -> str:
 
 
 def _key(name: str) -> str:
-    return name if name and BARE_KEY.issuperset(name) else json.dumps(name)
+    return name if name and BARE_KEY.issuperset(name) else toml_text(name)
 
 
 def _toml(value: Any) -> str:
@@ -91,7 +92,8 @@ def _toml(value: Any) -> str:
         return f"{{ {', '.join(f'{_key(name)} = {_toml(item)}' for name, item in value.items())} }}" if value else "{}"
     if isinstance(value, list | tuple):
         return f"[{', '.join(map(_toml, value))}]"
-    return json.dumps(value)  # TOML's basic strings, numbers and truth values are those of JSON
+    # Numbers and truth values of TOML are those of JSON.
+    return toml_text(value) if isinstance(value, str) else json.dumps(value)
 
 
 def export_card(facts: ExportFacts, text: CardText) -> HubCard:

@@ -3,7 +3,6 @@
 The recipe is text in TOML that `penstock run` accepts. Settings that differ from their defaults are marked.
 """
 
-import json
 import platform
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from pipeline.extract import native as markup
 from pipeline.report.facts import RunFacts
 from pipeline.text import native as words
 from schemas.config import Section
+from schemas.overrides import toml_text
 
 PACKAGES = (
     "pyspark",
@@ -113,8 +113,7 @@ def to_toml(value: Any) -> str:
     if value is None:
         return ""
     if isinstance(value, str):
-        # A JSON string is valid TOML except for the delete character.
-        return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+        return toml_text(value)
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, Mapping):

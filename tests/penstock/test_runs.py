@@ -9,11 +9,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import penstock
 from jobs.cli import main
 from schemas.errors import ConfigError, ContractError
+from schemas.overrides import parse_value
 from schemas.storage import Store
 from schemas.tokens import open_dataset
 from tests.support.report_run import whole_run
@@ -152,6 +154,19 @@ def test_settings_become_toml() -> None:
         "models.offline=true",
         'quality.by_language={"de" = {"min_words" = 30}}',
     ]
+
+
+@pytest.mark.parametrize("text", ["[\U0001f600]", "\x7f", 'a "quoted" \\ text\n\t\u2028', "é", "nan", "[x]"])
+def test_a_text_is_the_same_as_a_setting(text: str) -> None:
+    for value in (text, [text], {text: text}, {"a": [{"b": text}]}):
+        (override,) = penstock.runs.overrides({"section.key": value})
+        assert parse_value(override.partition("=")[2]) == value
+
+
+def test_numbers_are_the_same_as_settings() -> None:
+    for value in (0, -3, 10**30, 0.1, 1e-7, 1e22, 5e-324, np.float64(0.1)):
+        (override,) = penstock.runs.overrides({"section.key": value})
+        assert parse_value(override.partition("=")[2]) == value
 
 
 def test_opening_a_run_imports_neither_spark_nor_torch(run: penstock.Run) -> None:

@@ -372,7 +372,9 @@ def test_size_categories(number: int, name: str) -> None:
 def test_toml_is_read_again() -> None:
     import tomllib
 
-    values = {"a": {"x y": 'q"\\\n\u20ac', "b": True, "c": [1, 2.5], "d": {"e.f": {"g": "h"}}, "empty": {}}}
+    values = {
+        "a": {"x y": 'q"\\\n\u20ac\U0001f600\x7f', "b": True, "c": [1, 2.5], "d": {"e.f": {"g": "h"}}, "empty": {}}
+    }
     assert tomllib.loads(to_toml(values)) == values
 
 
