@@ -401,7 +401,7 @@ def _problem(section: str, kinds: Mapping[str, type[Section]], item: Any, overri
         case "extra_forbidden":
             if len(item["loc"]) == 1 and (owner := owner_of(field, kinds)):
                 return f"{where}: no such key (did you mean '{owner}.{field}'?)"
-            fields = _fields_at(kinds[section], item["loc"])
+            fields = fields_at(kinds[section], item["loc"])
             return f"{where}: no such key{suggest_name(str(item['loc'][-1]), fields)}"
         case "missing":
             return f"{where}: expected a value, got none. Set `{item['loc'][-1]}`"
@@ -422,7 +422,7 @@ def owner_of(key: str, kinds: Mapping[str, type[Section]]) -> str | None:
     return owners[0] if len(owners) == 1 else None
 
 
-def _fields_at(kind: type[Section], path: tuple[int | str, ...]) -> Iterable[str]:
+def fields_at(kind: type[Section], path: tuple[int | str, ...]) -> Iterable[str]:
     """Return the names of the fields of the section, or of the section inside it, that a path of keys leads into."""
     for part in path[:-1]:
         info = kind.model_fields.get(str(part))

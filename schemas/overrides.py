@@ -8,7 +8,7 @@ import tomllib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from schemas.config import SOURCE, Recipe, Section, as_section, build_recipe, owner_of, suggest_name
+from schemas.config import SOURCE, Recipe, Section, as_section, build_recipe, fields_at, owner_of, suggest_name
 from schemas.errors import ConfigError
 from schemas.secrets import secret_in, shown_value
 
@@ -157,15 +157,31 @@ def _override_source(
         return [f"{option} {SOURCE}.{key}: expected the name of a source, as in {names}"]
     target = named[name] if name is not None else next(iter(named.values()), {})
     *path, last = rest.split(".")
+    if isinstance(override, Unset):
+        for part in path:  # a table that the recipe lacks stays so
+            target = target.get(part, {}) if isinstance(target, dict) else {}
+        if isinstance(target, dict):
+            target.pop(last, None)
+        return _unknown_source_key(key, rest, kinds)
     for part in path:
         target = target.setdefault(part, {})
         if not isinstance(target, dict):
             return [f"{option} {SOURCE}.{key}: expected a table at {part}, got {shown_value(target)}"]
-    if isinstance(override, Unset):
-        target.pop(last, None)
-    else:
-        target[last] = parse_value(value)
+    target[last] = parse_value(value)
     return []
+
+
+def _unknown_source_key(key: str, rest: str, kinds: Mapping[str, type[Section]]) -> list[str]:
+    """Return a line of text about an `Unset` of a setting `rest` that no source has; empty if it exists."""
+    names, kind = rest.split("."), kinds[SOURCE]
+    known: Iterable[str] = kind.model_fields.keys() | kind.own_sections
+    if names[0] in known and len(names) > 1:
+        own = names[0] in kind.own_sections
+        known = kinds[names.pop(0)].model_fields if own else fields_at(kind, tuple(names))
+        names = names if own else names[-1:]
+    if names[0] in known:
+        return []
+    return [f"--unset {SOURCE}.{key}: no such key{suggest_name(names[0], known)}"]
 
 
 def _unknown_key(section: str, key: str, kinds: Mapping[str, type[Section]]) -> list[str]:

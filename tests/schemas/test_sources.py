@@ -10,11 +10,16 @@ from schemas.errors import ConfigError
 from schemas.overrides import Unset, load_recipe, parse_recipe
 
 
+class Options(Section):
+    depth: int = 1
+
+
 class Source(Section):
     own_sections = frozenset(("quality", "signature"))
 
     name: str = Field("web")
     paths: tuple[str, ...] = ()
+    options: Options | None = None
 
 
 class Quality(Section):
@@ -110,6 +115,22 @@ def test_overrides_name_the_source():
     assert (one["quality"].min_words, one["source"].paths) == (3, ("z",))
     with pytest.raises(ConfigError, match=r"expected the name of a source, as in source.web.paths, source.books.paths"):
         recipe(overrides=["source.paths=['c']"])
+
+
+def test_unset_adds_no_table_and_reports_wrong_names():
+    one = '[source]\npaths = ["a"]\n'
+    plain = recipe(one).to_json()
+    for name in ("source.quality.min_words", "source.options.depth", "source.web.options.depth"):
+        changed = recipe(one, [Unset(name)])
+        assert (changed.to_json(), changed["source"].options) == (plain, None)
+    assert recipe(overrides=[Unset("source.books.options.depth")]).to_json() == recipe().to_json()
+    assert recipe(one + "[source.options]\ndepth = 3", [Unset("source.options.depth")])["source"].options.depth == 1
+    wrong = ("source.quality.min_word", "source.web.pathz", "source.options.dept", "source.qualty.min_words")
+    with pytest.raises(ConfigError) as error:
+        recipe(one, map(Unset, wrong))
+    lines = str(error.value).splitlines()
+    assert [line.partition(" no such key ")[0].strip() for line in lines[1:5]] == [f"--unset {name}:" for name in wrong]
+    assert ["min_words" in lines[1], "paths" in lines[2], "depth" in lines[3], "quality" in lines[4]] == [True] * 4
 
 
 def test_every_wrong_setting_of_every_source_is_reported_at_once():
