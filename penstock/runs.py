@@ -7,6 +7,7 @@ line prints them, so that rows can be written as JSON.
 import argparse
 import copyreg
 import json
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -25,7 +26,7 @@ from schemas.older_tables import read_columns
 from schemas.overrides import Unset, toml_text
 from schemas.storage import Store
 from schemas.tables import TABLES, TEXT, with_hex_ids
-from schemas.tokens import TRAIN, Dataset, open_dataset
+from schemas.tokens import HELDOUT, TRAIN, Dataset, open_dataset
 from schemas.versions import open_run_to_read as open_folder
 from train.plan.plan import read_plan
 
@@ -123,7 +124,9 @@ class Tokens:
         return self.dataset.digest
 
     def num_tokens(self, split: str = TRAIN) -> dict[str, int]:
-        """Return the number of tokens by source. `split`: "train" or "heldout"."""
+        """Return the number of tokens by source. `split`: "train" or "heldout"; raises ConfigError for another one."""
+        if split not in (TRAIN, HELDOUT):
+            raise ConfigError(f"num_tokens: expected the split {TRAIN!r} or {HELDOUT!r}, got {split!r}. Correct it.")
         return self.dataset.num_tokens(split)
 
     def torch_dataset(self, stage: int = 0) -> "SampleDataset":
@@ -276,7 +279,7 @@ class Run:
 
     def export(
         self,
-        out: str,
+        out: "str | os.PathLike[str]",
         format: str = "parquet",
         signals: Sequence[str] = (),
         where: str | None = None,
@@ -286,13 +289,14 @@ class Run:
 
         `format`: "parquet", "jsonl" or "huggingface-dataset". `signals`: measurements to add as fields; `["all"]` adds
         every one. `where`: only documents that meet this condition. `shard_size`: text of a shard, such as "256MB".
-        Starts a Spark session, unless there is one. Raises ConfigError if the folder is not empty.
+        Starts a Spark session, unless there is one. Raises ConfigError if the folder is not empty, or
+        if there is no such format.
         """
         from jobs.verbs.export import OPTIONS, export_command
 
         options = dict.fromkeys(OPTIONS) | {"where": where, "shard_size": shard_size}
         options |= {"signals": ",".join(signals) or None, "verbose": False, "trust_run": False}
-        export_command(argparse.Namespace(run=self.store.address, out=out, format=format, **options))
+        export_command(argparse.Namespace(run=self.store.address, out=os.fspath(out), format=format, **options))
 
     def report(self) -> str:
         """Write the report of the run as one HTML page, and return its path or URI."""
@@ -330,11 +334,12 @@ class Run:
             yield part
 
 
-def open_run(address: str) -> Run:
+def open_run(address: "str | os.PathLike[str]") -> Run:
     """Open a run folder: a local path, s3://, gs://, abfs:// or hdfs://, or `RUN@<digest>` for an earlier version.
 
     Raises ConfigError if the folder is not a run.
     """
+    address = os.fspath(address)
     store = open_folder(address)
     if not store.exists(RUN_NAME):
         raise ConfigError(
@@ -361,11 +366,11 @@ def _reduce_samples(samples: "SampleDataset") -> tuple[Callable[[str, int], "Sam
 
 
 def run_recipe(
-    recipe: str,
-    out: str,
+    recipe: "str | os.PathLike[str]",
+    out: "str | os.PathLike[str]",
     settings: Mapping[str, Any] | None = None,
     until: str | None = None,
-    reuse: str | None = None,
+    reuse: "str | os.PathLike[str] | None" = None,
     rebuild: Sequence[str] = (),
 ) -> Run:
     """Run the data steps of a recipe on Spark, plan the training run, and return the run.
@@ -380,10 +385,10 @@ def run_recipe(
     from jobs.verbs.run import run_command, stage_command
 
     arguments = argparse.Namespace(
-        recipe=recipe,
-        out=out,
+        recipe=os.fspath(recipe),
+        out=os.fspath(out),
         overrides=overrides(settings or {}),
-        reuse=reuse,
+        reuse=None if reuse is None else os.fspath(reuse),
         rebuild=rebuild,
         verbose=False,
         dry_run=False,
@@ -421,8 +426,8 @@ def to_toml(name: str, value: Any) -> str:
         return f"{{{', '.join(pairs)}}}"
     if isinstance(value, list | tuple):
         return f"[{', '.join(to_toml(name, item) for item in value)}]"
-    if isinstance(value, str):
-        return toml_text(value)
+    if isinstance(value, str | os.PathLike):
+        return toml_text(str(os.fspath(value)))
     if isinstance(value, int | float):
         return json.dumps(value)  # numbers of NumPy too
     raise ConfigError(

@@ -35,7 +35,7 @@ from pipeline.export.export import (
 from pipeline.export.export import FORMATS as TEXT_FORMATS
 from pipeline.export.shards import COMPRESSIONS
 from pipeline.stages import unmeasured_columns
-from schemas.config import Recipe
+from schemas.config import Recipe, suggest_name
 from schemas.errors import ConfigError, ContractError
 from schemas.exports import begin_receipt, write_receipt
 from schemas.logs import LOGGER, log_words
@@ -172,7 +172,12 @@ def _model_card(arguments: Arguments) -> HubCard | None:
 
 
 def check_export(arguments: Arguments) -> None:
-    """Raise ConfigError if an option has no effect with the format."""
+    """Raise ConfigError if the format is none, or if an option has no effect with it."""
+    if arguments.format not in FORMATS:  # from Python
+        raise ConfigError(
+            f"export: expected one of the formats {', '.join(FORMATS)}, got {arguments.format!r}"
+            f"{suggest_name(str(arguments.format), FORMATS)}. Correct the format."
+        )
     for name, formats in OPTIONS.items():
         if getattr(arguments, name) is not None and arguments.format not in formats:
             flag = f"--{name.replace('_', '-')}"

@@ -124,6 +124,11 @@ def test_a_step_and_its_documents_name_each_other(planned: penstock.Run) -> None
         (lambda run: run.trace(), "expected one of step, url, doc, domain, contains, got none of them"),
         (lambda run: run.trace(step=1, url="x"), "got step, url"),
         (lambda run: run.whatif({"quality.min_words": object()}), "expected a number, text, list or dictionary"),
+        (lambda run: run.tokens.num_tokens("held"), "expected the split 'train' or 'heldout', got 'held'"),
+        (lambda run: run.export("out", format="parquett"), "got 'parquett' (did you mean 'parquet'?)"),
+        (lambda run: run.export(Path("out")), "expected a run folder, got a folder without a recipe"),
+        (lambda run: penstock.open(Path("no_such_folder")), "expected a run folder, got a folder without run.json"),
+        (lambda run: penstock.run(Path("no_such.toml"), Path("out")), "recipe no_such.toml: expected a readable"),
         (lambda run: penstock.open("no_such_folder"), "expected a run folder, got a folder without run.json"),
     ],
 )
@@ -141,14 +146,14 @@ def test_a_missing_plan_is_reported_before_a_sample_is_read(tmp_path: Path) -> N
 
 def test_settings_become_toml() -> None:
     settings = {
-        "source.paths": ["a b.warc", 'c"d'],
+        "source.paths": ["a b.warc", 'c"d', Path("e/f.warc")],
         "quality.min_words": 30,
         "dedup.verify": "estimate",
         "models.offline": True,
         "quality.by_language": {"de": {"min_words": 30}},
     }
     assert penstock.runs.overrides(settings) == [
-        'source.paths=["a b.warc", "c\\"d"]',
+        'source.paths=["a b.warc", "c\\"d", "e/f.warc"]',
         "quality.min_words=30",
         'dedup.verify="estimate"',
         "models.offline=true",
