@@ -6,6 +6,9 @@ of libraries. Fields that hold for all records of a block are set by `log_fields
 """
 
 import argparse
+import codecs
+import io
+import json
 import logging
 import os
 import sys
@@ -287,6 +290,10 @@ def log_traceback(error: BaseException) -> None:
     LOGGER.error(f"{type(error).__name__}: {error}", exc_info=error)
 
 
+ESCAPED = "penstock.escaped"
+"""Name of the error handler of streams whose charset is not UTF-8."""
+
+
 @contextmanager
 def printable_output() -> Iterator[None]:
     """Make standard output and standard error printable in a block, and the traceback of an error that leaves it."""
@@ -300,7 +307,17 @@ def printable_output() -> Iterator[None]:
 
 
 def _printable_stream(stream: TextIO) -> Any:
+    if isinstance(stream, io.TextIOWrapper) and stream.encoding.lower().replace("-", "") != "utf8":
+        codecs.register_error(ESCAPED, _escape)
+        stream.reconfigure(errors=ESCAPED)
     return stream if stream is None or isinstance(stream, PrintableStream) else PrintableStream(stream)
+
+
+def _escape(error: UnicodeError) -> tuple[str, int]:
+    """Return characters that the charset of a stream lacks as escapes of JSON, and the place after them."""
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    return json.dumps(error.object[error.start : error.end])[1:-1], error.end
 
 
 def _print_exception(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:

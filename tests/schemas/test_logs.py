@@ -2,6 +2,7 @@
 
 import json
 import logging
+import os
 import re
 import subprocess
 import sys
@@ -262,3 +263,16 @@ def test_a_traceback_is_printable(tmp_path: Path) -> None:
     error = json.loads(done.stderr)
     assert (done.returncode, error["level"], error["error"]) == (1, "ERROR", "ValueError")
     assert error["traceback"].startswith("Traceback (most recent call last):\n")
+
+
+@pytest.mark.parametrize("charset", ["ascii", "latin-1", "utf-8"])
+def test_characters_that_the_charset_of_the_output_lacks_are_escapes(charset: str) -> None:
+    code = (
+        "import json, sys\nfrom schemas.logs import printable_output\n"
+        "with printable_output():\n    text = '\\u4f60 \\u00e9 \\U0001f600'\n"
+        "    print(json.dumps(text, ensure_ascii=False))\n    print(text, file=sys.stderr)"
+    )
+    environment = os.environ | {"PYTHONIOENCODING": charset}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, cwd=ROOT, env=environment)
+    assert json.loads(done.stdout.decode(charset)) == "\u4f60 \u00e9 \U0001f600"
+    assert (b"\\u4f60" in done.stderr) == (charset != "utf-8")
