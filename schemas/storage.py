@@ -91,13 +91,26 @@ class CheckedPath(str):
         return CheckedPath, (str(self), self.num_bytes, self.sha256)
 
 
+def is_utf8(name: str) -> bool:
+    """Return True if a name has no bytes beside UTF-8, for which Python has lone surrogates."""
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 class Store:
     """A folder on a local or remote filesystem. The names of files are paths relative to this folder.
 
-    Raises ConfigError if the URI is not valid or has an unsupported scheme.
+    Raises ConfigError if the URI is empty, not valid or not UTF-8, or has an unsupported scheme.
     """
 
     def __init__(self, uri: str):
+        if not uri:  # a variable of a shell that is not set
+            raise ConfigError("expected a folder, got an empty text. Write `.` for the current folder.")
+        if not is_utf8(uri):
+            raise ConfigError(f"{uri}: expected a name in UTF-8, got other bytes. Rename the folder.")
         location, mark, options = uri.partition("?") if "://" in uri else (os.path.abspath(uri), "", "")
         self.uri = re.sub("(?<=[^/:])/+$", "", location)
         self.address = f"{self.uri}{mark}{options}"

@@ -22,6 +22,14 @@ def test_write_is_atomic_and_leaves_no_other_file(tmp_path):
     assert sorted(store.walk()) == ["a/b.json"]
 
 
+@pytest.mark.parametrize(
+    ("uri", "got"), [("", "expected a folder, got an empty text"), ("a\udcff", "expected a name in UTF-8")]
+)
+def test_no_folder_and_a_name_that_is_not_utf8_are_refused(uri: str, got: str) -> None:
+    with pytest.raises(ConfigError, match=got):
+        Store(uri)
+
+
 def test_failed_write_keeps_the_old_content(tmp_path):
     store = Store(str(tmp_path))
     store.write_atomic("b.json", b"{}")
