@@ -43,8 +43,9 @@ COLUMNS = (
 )
 _EMPTY_ROW: Row = dict.fromkeys(COLUMNS)
 MAX_TITLE_CHARS = 1_000
-IP_ADDRESS = re.compile(r"\A\[|(?:\A|\.)(?:[0-9]+|0x[0-9a-f]*)\Z")
-"""A host that is an IPv6 address, or one that browsers read as an IPv4 address, since its last label is a number."""
+IP_ADDRESS = re.compile(r"\A\[|(?:\A|\.)(?:[0-9]+|0x[0-9a-f]*)\W*\Z")
+"""A host that is an IPv6 address, or one that browsers read as an IPv4 address, since its last label is a number. Signs
+may follow, as in an address that was taken from a text."""
 HOST = re.compile(r"[A-Za-z][A-Za-z0-9+.\-]*://(?:[^/?#\\]*@)?(\[[^\]/]*\]|[^/?#\\:]*)")
 
 

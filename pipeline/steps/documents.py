@@ -48,9 +48,9 @@ from schemas.tables import COMPARISONS, DERIVED, DOCUMENTS, META_CUT, META_FIELD
 
 MAX_META_NAMES = 32
 """Maximum number of fields of `meta` that the result of one part counts: the first in the part."""
-PLAIN_NAME = re.compile(r"(?=(?:\D*\d){0,4}\D*\Z)[^\W\d][\w.:/-]{0,99}")
-"""Names of fields of `meta` that are counted. An address, a number or a sentence may be personal data, and a manifest
-has none."""
+PLAIN_NAME = re.compile(r"(?=(?:\D*\d){0,4}\D*\Z)(?=.{1,100}\Z)[^\W\d]\w*(?:[.:/-]\w+)*")
+"""Names of fields of `meta` that are counted: words that single signs join, such as `dc:title`. An address, a number or
+a sentence may be personal data, and a manifest has none."""
 MAX_TYPES, OTHER_TYPE = 32, "other"
 """Maximum number of record types whose rows and bytes are counted in a part, and the name under which others are."""
 MAX_FIELDS = 256

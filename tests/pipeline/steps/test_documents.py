@@ -234,4 +234,5 @@ def _open(path: Path):
 def test_names_of_fields_that_may_be_personal_data_are_not_counted() -> None:
     plain = ["by", "dc:title", "created_at", "título", "score2024", "日付"]
     others = ["a@example.com", "of +4930901820", "+4930901820", "GB29NWBK60161331926819", "9.8.7.65", "5" * 9]
+    others += ["x-2a02::1", "of/2a02::1", "http://example.com/jane", "a" * 101]
     assert [name for name in plain + others if PLAIN_NAME.fullmatch(name)] == plain
