@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 
 from schemas.errors import ConfigError
 from schemas.secrets import secrets_in, shown_value
@@ -43,6 +43,14 @@ class Section(BaseModel):
     OWN_FIELDS: ClassVar[Set[str] | None] = None
     """The settings of the section that a source may set for its documents alone; None: all of them."""
 
+    @field_validator("*", mode="before")
+    @classmethod
+    def _no_truth_for_a_number(cls, value: object, field: ValidationInfo) -> object:
+        # pydantic takes true for 1, so `min_words = true` would be a limit of one word.
+        if _has_bool(value) and not _takes_bool(cls.model_fields[str(field.field_name)].annotation):
+            raise ValueError(f"expected another value than true or false, got {value!r}")
+        return value
+
     @classmethod
     def table_class(cls) -> "type[Section]":
         """Return the class of the tables of an array `[[section]]`."""
@@ -63,6 +71,23 @@ class Section(BaseModel):
     def decisions(self) -> dict[str, Any]:
         """Return the fields that only change decisions on stored measurements, as JSON values."""
         return self.model_dump(mode="json", include=self.fields_of("decision"))
+
+
+def _has_bool(value: object) -> bool:
+    """Return True if a value is true or false, or has one in its lists and tables."""
+    if isinstance(value, Mapping):
+        return any(map(_has_bool, value.values()))
+    return any(map(_has_bool, value)) if isinstance(value, list | tuple) else isinstance(value, bool)
+
+
+ANY = (bool, object, Any, dict, list)
+"""Types of settings, and of their parts, that may be true or false, or hold such values."""
+
+
+def _takes_bool(kind: Any) -> bool:
+    """Return True if the type of a setting has a part that may be true or false; a section decides for itself."""
+    parts = get_args(kind)
+    return any(map(_takes_bool, parts)) if parts else kind in ANY or isinstance(kind, bool) or _is_section(kind)
 
 
 def execution(default: Any, **constraints: Any) -> Any:

@@ -217,3 +217,23 @@ def test_a_stored_recipe_holds_what_was_set_and_reads_back_the_same():
     recipe = load_recipe({"quality": {"min_words": 10}}, ["language.threads=4"], KINDS, "r")
     assert recipe.to_json() == {"quality": {"min_words": 10}, "language": {"threads": 4}}
     assert dict(build_recipe(recipe.to_json(), KINDS, "stored")) == dict(recipe)
+
+
+class Truths(Section):
+    number: int = 1
+    share: float | None = None
+    numbers: dict[str, tuple[float, ...]] = Field({})
+    near: bool = False
+    mixed: dict[str, bool | int] = Field({})
+    inner: Quality = Quality()
+
+
+@pytest.mark.parametrize("value", ["number=true", "share=false", "numbers={a=[1, true]}", "inner={min_words=true}"])
+def test_true_is_no_number(value: str) -> None:
+    with pytest.raises(ConfigError, match="expected another value than true or false, got"):
+        load_recipe({}, [f"truths.{value}"], {"truths": Truths}, "r")
+
+
+def test_what_may_be_true() -> None:
+    values = {"number": 0, "share": 1, "near": True, "mixed": {"a": True, "b": 3}, "inner": {"min_words": 1}}
+    assert load_recipe({"truths": values}, [], {"truths": Truths}, "r")["truths"].mixed == {"a": True, "b": 3}
