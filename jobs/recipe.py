@@ -11,6 +11,7 @@ from pipeline.models import ModelsConfig, ensure_model
 from pipeline.recipe_stages import SECTION, StagesConfig, resolve_functions
 from pipeline.stages import checked_stages, sections
 from pipeline.steps.verdicts import settings_by_source
+from pipeline.tokens.streams import TOKENS, TokensConfig
 from schemas.config import Recipe, Section
 from schemas.errors import ConfigError, ContractError
 from schemas.logs import LOGGER
@@ -18,6 +19,7 @@ from schemas.manifest import check_folder, read_run
 from schemas.overrides import load_recipe, parse_recipe
 from schemas.storage import Store
 from train.config.settings import SECTIONS
+from train.config.train import TrainConfig
 
 
 def recipe_sections() -> Mapping[str, type[Section]]:
@@ -46,6 +48,21 @@ def read_recipe(path: str, overrides: Sequence[str]) -> Recipe:
     """Return the recipe in a TOML file with overrides applied. Raises ConfigError that lists every wrong setting."""
     values = resolve_functions(read_values(path), str(Path(path).parent))
     return load_recipe(values, overrides, recipe_sections(), path)
+
+
+def check_lengths(recipe: Recipe, path: str) -> None:
+    """Raise ConfigError if a sequence length that a recipe sets divides no chunk of the dataset that it makes.
+
+    Without this, the plan would find it after all data steps.
+    """
+    chunk, train = recipe.section(TOKENS.name, TokensConfig).chunk_tokens, recipe.section("train", TrainConfig)
+    given = [("train", train), *((f"train.stages[{number}]", stage) for number, stage in enumerate(train.stages))]
+    for where, config in given:
+        if "seq_len" in config.model_fields_set and config.seq_len and chunk % config.seq_len:
+            raise ConfigError(
+                f"{path}: {where}.seq_len: expected a divisor of tokens.chunk_tokens = {chunk}, got {config.seq_len}. "
+                "Nothing was started. Correct one of them."
+            )
 
 
 def read_values(path: str) -> dict[str, Any]:

@@ -4,6 +4,7 @@ import argparse
 from pathlib import Path
 
 from jobs.arguments import Command, add_recipe, add_reuse, number, whole
+from jobs.recipe import check_lengths, read_recipe
 from jobs.run_all import DryRunOptions, dry_run, options_of, run_recipe
 from jobs.verbs.plan import plan_command
 from pipeline.demo_crawl.build import build_demo_crawl
@@ -62,6 +63,7 @@ def _dry_run(arguments: argparse.Namespace, until: str | None = None) -> int:
 
 def run_command(arguments: argparse.Namespace) -> int:
     """Run every data step, then plan the training run. The plan of a run that has checkpoints is kept."""
+    check_lengths(read_recipe(arguments.recipe, arguments.overrides), arguments.recipe)
     if arguments.dry_run:
         return _dry_run(arguments)
     summary = _run(arguments)

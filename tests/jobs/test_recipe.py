@@ -1,8 +1,11 @@
 """Recipes by path, and shipped recipes by name."""
 
+import re
+
 import pytest
 
-from jobs.recipe import RECIPES, read_recipe, recipe_file, shipped_recipes, stored_recipe
+from jobs.cli import main
+from jobs.recipe import RECIPES, check_lengths, read_recipe, recipe_file, shipped_recipes, stored_recipe
 from pipeline.sources.config import SourceConfig
 from schemas.errors import ConfigError
 from schemas.storage import Store
@@ -55,3 +58,24 @@ def test_similar_names_are_suggested(tmp_path, monkeypatch):
 def test_an_unknown_recipe_is_an_error_that_lists_the_shipped_ones():
     with pytest.raises(ConfigError, match=r"recipe wiki: expected a readable TOML file, got .* shipped recipe: c4, "):
         read_recipe("wiki", [])
+
+
+@pytest.mark.parametrize(
+    ("setting", "where"),
+    [
+        ("train.seq_len=300", "train.seq_len"),
+        ("tokens.chunk_tokens=2047", "train.seq_len"),
+        ("train.stages=[{tokens=9000}, {seq_len=300}]", "train.stages[1].seq_len"),
+    ],
+)
+def test_a_length_that_divides_no_chunk_is_found_before_the_data_are_read(setting, where):
+    with pytest.raises(ConfigError, match=f"demo: {re.escape(where)}: expected a divisor of tokens.chunk_tokens"):
+        check_lengths(read_recipe("demo", [setting]), "demo")
+    check_lengths(read_recipe("demo", ["train.seq_len=1024", "train.stages=[{tokens=9000}, {seq_len=64}]"]), "demo")
+
+
+def test_a_run_with_such_a_length_starts_nothing(tmp_path, capsys):
+    words = ["run", "demo", "--out", str(tmp_path / "run"), "--set", "train.seq_len=300"]
+    assert main([*words, "--set", "source.paths=['no_such.warc.gz']"]) == 2
+    assert "demo: train.seq_len: expected a divisor of tokens.chunk_tokens = 2048, got 300" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
