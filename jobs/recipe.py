@@ -56,11 +56,13 @@ def check_lengths(recipe: Recipe, path: str) -> None:
     Without this, the plan would find it after all data steps.
     """
     chunk, train = recipe.section(TOKENS.name, TokensConfig).chunk_tokens, recipe.section("train", TrainConfig)
-    given = [("train", train), *((f"train.stages[{number}]", stage) for number, stage in enumerate(train.stages))]
-    for where, config in given:
-        if "seq_len" in config.model_fields_set and config.seq_len and chunk % config.seq_len:
+    lengths = {f"train.stages[{number}]": stage.seq_len for number, stage in enumerate(train.stages)}
+    if "seq_len" in train.model_fields_set:
+        lengths = {"train": train.seq_len, **lengths}
+    for where, length in lengths.items():
+        if length and chunk % length:
             raise ConfigError(
-                f"{path}: {where}.seq_len: expected a divisor of tokens.chunk_tokens = {chunk}, got {config.seq_len}. "
+                f"{path}: {where}.seq_len: expected a divisor of tokens.chunk_tokens = {chunk}, got {length}. "
                 "Nothing was started. Correct one of them."
             )
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 
 from schemas.errors import ConfigError
 from schemas.secrets import secrets_in, shown_value
@@ -47,7 +47,9 @@ class Section(BaseModel):
     @classmethod
     def _no_truth_for_a_number(cls, value: object, field: ValidationInfo) -> object:
         # pydantic takes true for 1, so `min_words = true` would be a limit of one word.
-        if _has_bool(value) and not _takes_bool(cls.model_fields[str(field.field_name)].annotation):
+        declared = cls.model_fields[str(field.field_name)]
+        reads_others = any(isinstance(item, BeforeValidator) for item in declared.metadata)
+        if _has_bool(value) and not (reads_others or _takes_bool(declared.annotation)):
             raise ValueError(f"expected another value than true or false, got {value!r}")
         return value
 
