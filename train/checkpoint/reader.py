@@ -358,13 +358,18 @@ def _size(value: Any) -> Size:
 def read_plan_file(folder: Store, files: Mapping[str, StateFile]) -> bytes:
     """Return the bytes of `.metadata`. Raises ContractError if its size or digest differs from that in `files`."""
     try:
-        if PLAN_NAME in files and folder.fs.get_file_info(folder.path(PLAN_NAME)).size == files[PLAN_NAME].size:
-            data = folder.read_bytes(PLAN_NAME)
-            if hashlib.sha256(data).hexdigest() == files[PLAN_NAME].sha256:
-                return data
-        raise ValueError(f"a file whose size or digest {METADATA_NAME} does not have")
+        if PLAN_NAME not in files or folder.fs.get_file_info(folder.path(PLAN_NAME)).size != files[PLAN_NAME].size:
+            raise ValueError(f"a file whose size {METADATA_NAME} does not have")
+        data = folder.read_bytes(PLAN_NAME)
     except (OSError, ValueError) as error:
         raise _no_plan(folder, error) from error
+    expected, digest = files[PLAN_NAME].sha256, hashlib.sha256(data).hexdigest()
+    if digest != expected:
+        raise ContractError(
+            f"{folder.root if folder.is_local else folder.uri}/{PLAN_NAME}: expected SHA-256 {expected}, got {digest}. "
+            "Restore the file from a backup, or remove the folder."
+        )
+    return data
 
 
 def _no_plan(folder: Store, error: Exception) -> ContractError:
