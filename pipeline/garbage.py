@@ -20,7 +20,7 @@ from typing import Any
 import pyarrow.fs as pafs
 from pydantic import ValidationError
 
-from pipeline.engine.code_digest import code_digest
+from pipeline.engine.code_digest import code_digest, libraries_digest
 from pipeline.engine.finished_parts import FINISHED
 from pipeline.engine.guard import PARTS
 from pipeline.engine.part import FRAMES, SCRATCH, PartResult
@@ -53,7 +53,7 @@ READ_AT_ONCE = 32
 UNNAMED = "no manifest names it"
 REPLACED_PART = "result of a part whose table is complete"
 LEFT_PART = "left by a killed attempt"
-OTHER_CODE = "written by other code, so a resumed step would write it again"
+OTHER_CODE = "written by other code or libraries, so a resumed step would write it again"
 LOST_PART = "result of a part whose files are gone"
 STALE = "of a version that was not completed, and another one was completed later"
 TAKEN_DOWN = "of a version that a takedown has replaced and deleted"
@@ -204,13 +204,13 @@ def _finished_parts(run: Store, files: Mapping[str, _File], used: set[str]) -> t
     reasons: dict[str, str] = {}
     resumable, kept = set[str](), set[str]()
     for name, found in zip(names, lists, strict=True):
-        code, paths = found or ("", [])
+        is_current, paths = found or (False, [])
         own = {f"{table}/{path}" for table in TABLES for path in paths} & files.keys()
         tables, versions = {path.split("/")[0] for path in own}, {path.split("/")[0] for path in paths}
         later = [time for version in versions for time in _completed(files, tables, version)]
         if found is None:
             reasons[name] = UNREADABLE
-        elif code != code_digest():
+        elif not is_current:
             reasons[name] = OTHER_CODE
         elif len(own) < len(paths):
             reasons[name] = LOST_PART
@@ -238,7 +238,7 @@ def _garbage_of_version(
     lists = {name: found for name, found in results.items() if name.partition("/")[0] not in complete}
     changed = max((own[name].changed for name in lists), default=0.0)
     is_stale = version not in resumable and any(changed < other for other in _completed(files, tables, version))
-    resumed = {name for name, found in lists.items() if found is not None and found[0] == code_digest()}
+    resumed = {name for name, found in lists.items() if found is not None and found[0]}
     kept = {path for name in resumed for path in _files_of(name, lists[name], tables)} if not is_stale else set()
     for name in own.keys() - used - kept:
         table, _, rest = name.split("/", 2)
@@ -261,8 +261,8 @@ def _completed(files: Mapping[str, _File], tables: set[str], version: str) -> It
             yield file.changed
 
 
-_List = tuple[str, list[str]]
-"""The digest of the code that wrote a list of intermediate files, and the paths in the list."""
+_List = tuple[bool, list[str]]
+"""True if this code wrote a list of intermediate files with these libraries, and the paths in the list."""
 
 
 def _read_list(run: Store, name: str) -> _List | None:
@@ -271,10 +271,15 @@ def _read_list(run: Store, name: str) -> _List | None:
         value: Any = run.read_json(name)
         if RESULT.fullmatch(name) or FINISHED.fullmatch(name):
             result = PartResult.from_json(value)
-            return result.code, [written.path for written in result.files.values()]
-        return value["code"], [file["path"] for frame in value[FRAMES].values() for file in frame["files"]]
+            return _is_current(result.code, result.libraries), [written.path for written in result.files.values()]
+        stored = (file for frame in value[FRAMES].values() for file in frame["files"])
+        return _is_current(value["code"], value.get("libraries", "")), [file["path"] for file in stored]
     except (ContractError, ValidationError, KeyError, TypeError, AttributeError):
         return None
+
+
+def _is_current(code: str, libraries: str) -> bool:
+    return (code, libraries) == (code_digest(), libraries_digest())
 
 
 def _files_of(name: str, found: _List | None, tables: set[str]) -> Iterator[str]:

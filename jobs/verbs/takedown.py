@@ -296,8 +296,8 @@ def effects_of(run: Store, documents: frozenset[bytes], sought: Sequence[tuple[s
     """Return the optimizer steps and checkpoints that were trained on the documents.
 
     Runs that use tables of `run` are included: those in subfolders, and those elsewhere that have left a receipt.
-    `sought`: (kind, value) of the URLs and domains by which
-    the documents are looked up in runs from whose weights a training began.
+    `sought`: (kind, value) of the URLs and domains by which the documents are looked up in runs from whose weights a
+    training began.
     """
     others = []
     for folder, tables in (attached_runs(run) | _runs_elsewhere(run)).items():
@@ -319,8 +319,14 @@ def _runs_elsewhere(run: Store) -> dict[str, list[str]]:
     """Return folder, relative to a run, and tables of the runs outside of it that were trained on its tables."""
     found: dict[str, list[str]] = {}
     for receipt in read_receipts(run):
-        other = Store(receipt.destination) if receipt.options.get("format") == TRAINED_ON else None
-        if other is None or receipt.replaced_by or other.fs != run.fs or not other.exists(RUN_NAME):
+        # A receipt may be from somebody else: it leads to no other storage than that of this run.
+        is_here = receipt.destination.partition("://")[0] == run.uri.partition("://")[0] or (
+            run.is_local and "://" not in receipt.destination
+        )
+        if receipt.options.get("format") != TRAINED_ON or receipt.replaced_by or not is_here:
+            continue
+        other = Store(receipt.destination)
+        if other.fs != run.fs or not other.exists(RUN_NAME):
             continue
         if run.uri in {source.uri for source in source_runs(other)}:
             tables = read_run(other).tables

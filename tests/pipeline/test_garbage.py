@@ -129,24 +129,28 @@ def test_completed_parts_of_an_interrupted_step_stay(run: Path) -> None:
 
 
 def test_stored_frames_of_an_interrupted_step_stay(run: Path) -> None:
-    from pipeline.engine.code_digest import code_digest
+    from pipeline.engine.code_digest import code_digest, libraries_digest
 
     folder = run / "clusters" / NEW / "scratch"
 
-    def store(name: str, code: str) -> None:
+    def store(name: str, code: str, libraries: str) -> None:
         files = [{"path": f"{Path(name).name}-0-aaaaaaaaaaaa.arrow", "rows": 1, "bytes": 1, "batches": 1}]
         frame = {"schema": "a int", "files": files}
-        put(folder / f"{name}.json", json.dumps({"code": code, "frames": {Path(name).name: frame}}))
+        made_by = {"code": code, "libraries": libraries}
+        put(folder / f"{name}.json", json.dumps(made_by | {"frames": {Path(name).name: frame}}))
         put(folder / Path(name).parent / files[0]["path"])
 
     for name in ("round-0", "components/edges"):
-        store(name, code_digest())
-    store("round-1", "other code")
+        store(name, code_digest(), libraries_digest())
+    store("round-1", "other code", libraries_digest())
+    store("round-3", code_digest(), "other libraries")
     put(folder / "round-2-0-bbbbbbbbbbbb.arrow")
     scratch = f"clusters/{NEW}/scratch"
     assert reasons(run) == {
         f"{scratch}/round-1.json": OTHER_CODE,
         f"{scratch}/round-1-0-aaaaaaaaaaaa.arrow": LEFT_PART,
+        f"{scratch}/round-3.json": OTHER_CODE,
+        f"{scratch}/round-3-0-aaaaaaaaaaaa.arrow": LEFT_PART,
         f"{scratch}/round-2-0-bbbbbbbbbbbb.arrow": LEFT_PART,
     }
 

@@ -1,5 +1,6 @@
 """Training that began from weights which have read a removed document: no checkpoint of it is called clean."""
 
+import json
 import shutil
 from pathlib import Path
 
@@ -158,6 +159,23 @@ def test_every_run_of_the_line_has_a_receipt_of_the_runs_after_it(line):
         {"third": last},
         {},
     ]
+
+
+def test_a_receipt_leads_to_no_other_storage(line, documents, tmp_path, monkeypatch):
+    folder, opened_uris = copied(line / "first", tmp_path / "run"), []
+
+    class Recorded(Store):
+        def __init__(self, uri: str):
+            opened_uris.append(uri)
+            super().__init__(uri)
+
+    (receipt, *_) = (folder / "exports").glob("*.json")
+    for destination in ("hdfs://somewhere.invalid/run", "s3://bucket.invalid/run"):
+        receipt.write_text(json.dumps(json.loads(receipt.read_text()) | {"destination": destination}))
+        monkeypatch.setattr("jobs.verbs.takedown.Store", Recorded)
+        effects_of(Store(str(folder)), frozenset([bytes.fromhex(documents[0])]))
+    assert [uri for uri in opened_uris if "invalid" in uri] == []
+    assert opened_uris, "the other receipts were followed"
 
 
 def test_a_takedown_names_the_checkpoints_of_runs_elsewhere_on_its_dataset(line, documents, tmp_path, capsys):

@@ -60,8 +60,8 @@ class TextSampler:
         """Return the prompt and up to `num_tokens` generated tokens, as `generate` does."""
         if num_tokens < 0 or not 0 <= temperature < math.inf:
             raise ConfigError(
-                f"generate: expected --tokens and --temperature >= 0, got {num_tokens} and {temperature}. Set both to "
-                "at least 0 and finite."
+                f"generate: expected --tokens >= 0 and a finite --temperature >= 0, got {num_tokens} and "
+                f"{temperature}. Correct the one that is wrong."
             )
         dataset, note = open_checkpoint(self._run, self._step, "causal")
         contract = dataset.tokenizer

@@ -241,7 +241,8 @@ inline PyObject* read_markup(PyObject*, PyObject* args) {
     PyObject* result = guarded([&]() -> PyObject* {
         int bits = 0;
         while ((Py_ssize_t{1} << bits) < effects.len) bits++;
-        if (bits < 1 || (Py_ssize_t{1} << bits) != effects.len || keys.len != 8 * effects.len || max_tags < 1 || head_factor < 0) {
+        if (bits < 1 || (Py_ssize_t{1} << bits) != effects.len || keys.len != 8 * effects.len || max_tags < 1 ||
+            head_factor < 0) {
             PyErr_SetString(PyExc_ValueError, "read_markup: expected tables of 2^n slots and at least one tag.");
             return nullptr;
         }

@@ -1,4 +1,4 @@
-"""Model files that are replaced while a run goes on: no task reads another file than the one that was recorded."""
+"""Model files that are replaced during a run: no task reads another file than the one that was recorded."""
 
 import os
 import pickle
