@@ -123,12 +123,14 @@ def fold_of(site: str) -> int:
 def site_of(url: str, html: str, record: str) -> str:
     """Return the registrable domain of a page.
 
-    A copy in the Internet Archive has the domain of its original. A page without a known host (under `.invalid`) has
-    the domain of its canonical URL or `og:url`; without one, its site is its record.
+    A copy in the Internet Archive has the domain of its original. A host without a domain, such as an IP address, is a
+    site itself. A page without a known host (under `.invalid`) has the domain of its canonical URL or `og:url`; without
+    one, its site is its record.
     """
     url = _ARCHIVED.sub("http://", url)
-    if not (urlsplit(url).hostname or _NO_HOST).endswith(_NO_HOST):
-        return domain_of(url) or record
+    host = urlsplit(url).hostname or _NO_HOST
+    if not host.endswith(_NO_HOST):
+        return domain_of(url) or host
     tree = HTMLTree.parse(html)
     for selector, attribute in (('link[rel="canonical"]', "href"), ('meta[property="og:url"]', "content")):
         element = tree.document.query_selector(selector)
