@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from functools import partial
 
 import pyarrow as pa
-from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from pipeline.dedup.index import EarlierBuckets
+from pipeline.dedup.index import Indexes, part_number
 from pipeline.dedup.keep_order import EARLIER, NODE_BYTES, PART_BYTES, binary_array, order_bytes
 from pipeline.dedup.keys import (
     KEYS_DDL,
@@ -75,7 +75,8 @@ class CopySearch:
     tasks: Sequence[DedupTask]
     scratch: FrameStore
     partitions: int
-    earlier: EarlierBuckets | None
+    indexes: Indexes
+    """The indexes of earlier snapshots; there may be none."""
 
 
 def find_copies(search: CopySearch) -> CopySearchOutcome:
@@ -86,8 +87,6 @@ def find_copies(search: CopySearch) -> CopySearchOutcome:
     rest: StoredFrame | None = None
     rows = dataframe_from_tasks(search.spark, keys_of_part, search.tasks, KEYS_DDL)
     for number in range(config.rounds):
-        if search.earlier is not None:
-            rows = rows.union(search.earlier.bands.where(F.col("position") == number).select("key", "order"))
         pairs = bucket_pairs(search, rows, number, outcome)
         joined = join_payloads(search, pairs, rest)
         outcomes, what = partial(outcomes_of, compare=compare), f"compare candidate pairs, round {number + 1}"
@@ -107,13 +106,16 @@ def bucket_pairs(search: CopySearch, rows: DataFrame, number: int, outcome: Copy
     """
     config = search.tasks[0].dedup
     width = order_bytes(config)
-    in_order = rows.repartition(search.partitions, "key").sortWithinPartitions("key", "order")
-    if not config.write_index and config.verify != "jaccard":
+    if search.indexes:
+        in_order = search.indexes.in_buckets(rows, number, search.partitions, width)
+    else:
+        in_order = rows.repartition(search.partitions, "key").sortWithinPartitions("key", "order")
+    if not (config.write_index or search.indexes or config.verify == "jaccard"):  # the others read the pairs twice
         return in_order.mapInArrow(partial(pairs_of_buckets, width=width), PAIRS_DDL)
     streamed = partial(rows_of_buckets, width=width)
     kept = search.scratch.store_each(f"buckets-{number}", in_order, streamed, KINDS, "fill buckets")
     if config.write_index:
-        own = kept[LEADERS].frame.where(part_number("order") != EARLIER)
+        own = kept[LEADERS].frame.where(part_number("order") < EARLIER)
         outcome.leads.append(own.withColumn("position", F.lit(number)))
     return kept[PAIRED].frame
 
@@ -128,11 +130,11 @@ def join_payloads(search: CopySearch, pairs: DataFrame, rest: StoredFrame | None
     if rest is not None:  # later rounds pair no other documents of this run
         nodes = rest.frame.select(F.substring("order", -NODE_BYTES, NODE_BYTES).alias("node")).distinct()
         few = F.broadcast(nodes) if rest.rows <= MAX_BROADCAST_ROWS else nodes
-        earlier = payloads.where(part_number("node") == EARLIER)
         payloads = payloads.join(few, "node", "left_semi")
-        payloads = payloads if search.earlier is None else payloads.union(earlier)
-    files = 0 if search.earlier is None else search.earlier.num_files
-    writers = sum(num_groups(search.spark, number) for number in (len(search.tasks), files))
+    if search.indexes:
+        payloads = payloads.union(search.indexes.find(pairs, "payload"))
+    files = search.indexes.leader_files
+    writers = sum(num_groups(search.spark, len(each)) for each in (search.tasks, files))
     readers = payload_partitions(search.partitions, writers)
     empty = F.lit(b"")
     own = payloads.select("node", empty.alias("leader"), F.lit(0).cast("long").alias("key"), empty, "payload")
@@ -157,7 +159,7 @@ def outcomes_of(number: int, batches: Iterator[pa.RecordBatch], compare: Compare
 
 
 def payload_rows(search: CopySearch, pairs: DataFrame) -> DataFrame:
-    """Return rows (node, payload) of all documents that `pairs` may contain.
+    """Return rows (node, payload) of all documents of this run that `pairs` may contain.
 
     A payload is the data by which a document is compared, such as text digest and signature.
     """
@@ -165,13 +167,7 @@ def payload_rows(search: CopySearch, pairs: DataFrame) -> DataFrame:
     if task.dedup.near and task.dedup.verify == "jaccard":
         members = pairs.select("node", part_number("node").cast("int").alias("part")).distinct()
         return map_parts(members, search.tasks, shingles_of_part, PAYLOADS_DDL)
-    own = dataframe_from_tasks(search.spark, payloads_of_part, search.tasks, PAYLOADS_DDL)
-    return own if search.earlier is None else own.union(search.earlier.payloads)
-
-
-def part_number(column: str) -> Column:
-    """Return a Spark expression for the part number of each document, whose node or keep order is in `column`."""
-    return F.conv(F.hex(F.substring(column, -PART_BYTES, PART_BYTES)), 16, 10).cast("long")
+    return dataframe_from_tasks(search.spark, payloads_of_part, search.tasks, PAYLOADS_DDL)
 
 
 def keys_of_part(task: DedupTask) -> Iterator[pa.RecordBatch]:

@@ -6,13 +6,14 @@ same clusters.
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import reduce
 
 import numpy as np
 import pyarrow as pa
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from pipeline.dedup.candidates import CopySearch, CopySearchOutcome, find_copies, part_number
+from pipeline.dedup.candidates import CopySearch, CopySearchOutcome, find_copies
 from pipeline.dedup.components import components
 from pipeline.dedup.config import DedupConfig
 from pipeline.dedup.index import (
@@ -22,6 +23,7 @@ from pipeline.dedup.index import (
     NUMBERS,
     Indexes,
     numbers_of,
+    part_number,
     snapshots_of,
     write_file,
     write_files,
@@ -81,9 +83,9 @@ def build_clusters(build: StepContext) -> dict[str, TableResult]:
     indexes = Indexes(build.spark, {name: table for name, table in build.inputs.items() if name not in READ})
     rows = build.inputs["documents"].manifest.content.counts.rows_kept * num_keys(config, signature)
     partitions = config.partitions or max(build.spark.sparkContext.defaultParallelism, -(-rows // PARTITION_ROWS))
-    search = CopySearch(build.spark, tasks, scratch, partitions, indexes.bands_and_payloads() if indexes else None)
+    search = CopySearch(build.spark, tasks, scratch, partitions, indexes)
     outcome = find_copies(search)
-    linked = components(collect_edges(search, outcome, indexes), scratch, config.finish_edges, partitions)
+    linked = components(collect_edges(search, outcome), scratch, config.finish_edges, partitions)
     links = linked.links
     writers = [ClustersTask(task, build.folders["clusters"], build.folders["index"]) for task in tasks]
     linked_rows = rows_of_parts(links, outcome, len(tasks))
@@ -104,21 +106,23 @@ def build_clusters(build: StepContext) -> dict[str, TableResult]:
     return built
 
 
-def collect_edges(search: CopySearch, outcome: CopySearchOutcome, indexes: Indexes) -> DataFrame:
+def collect_edges(search: CopySearch, outcome: CopySearchOutcome) -> DataFrame:
     """Return the edges (a, b) of the graph of copies, whose connected components are the clusters.
 
     An edge links two copies, or a document and the cluster of an earlier snapshot that contains its copy.
     """
-    edges = dataframe_from_tasks(search.spark, equal_edges_of_part, search.tasks, EDGES_DDL)
-    for frame in outcome.similar(JOINED):
-        edges = edges.union(frame.select(F.col("node").alias("a"), F.col("other").alias("b")))
-    if not indexes:
-        return edges
-    roots = indexes.clusters()
-    ends = edges.join(roots.withColumnsRenamed({"node": "b", "root": "b_root"}), "b", "left")
+    equal = dataframe_from_tasks(search.spark, equal_edges_of_part, search.tasks, EDGES_DDL)
+    similar = reduce(DataFrame.union, outcome.similar(JOINED)).select(
+        F.col("node").alias("a"), F.col("other").alias("b")
+    )
+    if not search.indexes:
+        return equal.union(similar)
+    nodes = similar.select(F.explode(F.array("a", "b")).alias("node"))
+    roots = search.indexes.roots(nodes)
+    ends = similar.join(roots.withColumnsRenamed({"node": "b", "root": "b_root"}), "b", "left")
     ends = ends.join(roots.withColumnsRenamed({"node": "a", "root": "a_root"}), "a", "left")
     contracted = ends.select(F.coalesce("a_root", "a").alias("a"), F.coalesce("b_root", "b").alias("b"))
-    return contracted.union(indexes.merged())
+    return equal.union(contracted).union(search.indexes.merged())
 
 
 def equal_edges_of_part(task: DedupTask) -> Iterator[pa.RecordBatch]:
@@ -244,18 +248,16 @@ def build_index(
     built = TableResult()
     doing("write the snapshot index")
     if tasks and tasks[0].task.dedup.indexes:
-        earlier = links.where(part_number("node") == EARLIER).select(
+        earlier = links.where(part_number("node") >= EARLIER).select(
             F.substring("node", 1, DOC_ID_BYTES).alias("earlier"),
             F.substring("cluster", 1, DOC_ID_BYTES).alias("cluster"),
         )
         for file in write_files(earlier, earlier.count(), tasks[0].index, "merged", MERGED):
             built.add_file(file)
-    if outcome.leads:
-        bands = outcome.leads[0]
-        for frame in outcome.leads[1:]:
-            bands = bands.union(frame)
-        for file in write_files(bands, bands.count(), tasks[0].index, "bands", BANDS):
+    for number, leads in enumerate(outcome.leads):
+        for file in write_files(leads, leads.count(), tasks[0].index, f"bands/{number}", BANDS):
             built.add_file(file)
+    if outcome.leads:
         for part in results.parts:
             built.add_file(part.files["leaders"])
     built.count_rows()

@@ -182,7 +182,7 @@ class DedupConfig(Section):
 
 DEDUP = Relation(
     name="dedup",
-    version=3,
+    version=4,
     config=DedupConfig,
     reasons={
         DROPPED_BEFORE: "an earlier verdict drops the document; it is listed for its cluster",

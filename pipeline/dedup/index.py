@@ -1,42 +1,45 @@
 """The snapshot index: the data by which later snapshots find copies of its documents without reading its text.
 
-It has three kinds of files: `bands` (key → leader of its bucket, the first document in keep order), `leaders` (document
-→ its payload and cluster), and `merged` (cluster of an earlier snapshot → the cluster that it joined). The survivor of
-each cluster is in the table `representatives`, which is written after verdicts.
+It has three kinds of files: `bands` (key → leader of its bucket, the first document in keep order; cut by ranges of
+keys, for each round), `leaders` (document → its payload and cluster, a file for each part of the run), and `merged`
+(cluster of an earlier snapshot → the cluster that it joined). The survivor of each cluster is in the table
+`representatives`, which is written after verdicts. Later runs read `bands` and `leaders` by file, and shuffle only
+what they find.
 """
 
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from pipeline.dedup.config import DEDUP, DedupConfig
-from pipeline.dedup.keep_order import EARLIER, PART_BYTES
-from pipeline.dedup.keys import check_method
+from pipeline.dedup.keep_order import EARLIER, EARLIER_CLUSTER, PART_BYTES
+from pipeline.dedup.key_ranges import IndexRange, key_ranges, merge_buckets, range_sql
+from pipeline.dedup.keys import KEYS_DDL, check_method
 from pipeline.engine.parquet import FileWriter, WrittenFile
 from pipeline.engine.part import TaskResult
-from pipeline.engine.spark import dataframe_from_tasks, run_partitions
+from pipeline.engine.spark import dataframe_from_tasks, map_parts, run_partitions
 from pipeline.engine.stage import Split
 from pipeline.minhash.stage import SIGNATURE, SignatureConfig
 from schemas.config import Recipe
 from schemas.errors import ConfigError, ContractError
+from schemas.ids import DOC_ID_BYTES
 from schemas.manifest import Content, TableVersion, open_table
 from schemas.storage import CheckedPath, Store
 
 BANDS = pa.schema([pa.field("key", pa.int64()), pa.field("position", pa.int32()), pa.field("order", pa.binary())])
 LEADERS = pa.schema([pa.field(name, pa.binary()) for name in ("doc_id", "cluster", "payload")])
 MERGED = pa.schema([pa.field(name, pa.binary()) for name in ("earlier", "cluster")])
-BANDS_DDL = "key long, position int, order binary"
-LEADERS_DDL = "doc_id binary, cluster binary, payload binary"
 MERGED_DDL = "earlier binary, cluster binary"
 ROWS_PER_FILE = 4_000_000
 """Most rows of an index file, on average. The number of files depends on the number of rows alone."""
-EARLIER_PART_BYTES = EARLIER.to_bytes(PART_BYTES, "big")
-"""End of the node of a document of an earlier snapshot, in place of a part number."""
+CLUSTER_PART_BYTES = EARLIER_CLUSTER.to_bytes(PART_BYTES, "big")
+"""End of the node that names a cluster of earlier snapshots, in place of a part number."""
 EARLIER_NAME = "earlier-"
 SAME_METHOD = (
     "exact",
@@ -196,55 +199,92 @@ def snapshots_of(splits: Sequence[Split]) -> list[str]:
 
 
 @dataclass(frozen=True)
-class EarlierBuckets:
-    """Bucket leaders of earlier snapshots and their payloads, from snapshot indexes."""
-
-    bands: DataFrame
-    """Rows (key, order, position) of the bucket leaders; `position` is the number of the round."""
-    payloads: DataFrame
-    """Rows (node, payload) of the bucket leaders; a payload holds text digest and signature."""
-    num_files: int
-    """Number of files that the payloads are read from."""
-
-
-@dataclass(frozen=True)
 class Indexes:
-    """The indexes of earlier snapshots that a run uses, as DataFrames."""
+    """The indexes of earlier snapshots that a run uses."""
 
     spark: SparkSession
     tables: Mapping[str, TableVersion]
-    """The tables that `indexes_of` returns."""
+    """The tables that `indexes_of` returns. Others are ignored."""
 
     def __bool__(self) -> bool:
-        return bool(self.tables)
+        return bool(self._indexes)
 
-    def bands_and_payloads(self) -> EarlierBuckets:
-        """Return the bucket leaders of all indexes, with the payloads by which they are compared."""
-        node = F.concat("doc_id", F.lit(EARLIER_PART_BYTES)).alias("node")
-        order = F.expr(f"substring(order, 1, octet_length(order) - {PART_BYTES})")
-        bands = self._read("bands", BANDS, BANDS_DDL).withColumn("order", F.concat(order, F.lit(EARLIER_PART_BYTES)))
-        files = sum(len(table.manifest.paths_of("leaders/")) for table in self.tables.values())
-        return EarlierBuckets(bands, self._leaders().select(node, "payload"), files)
+    @property
+    def _indexes(self) -> list[TableVersion]:
+        return [table for key, table in self.tables.items() if key.endswith("/index")]
 
-    def clusters(self) -> DataFrame:
-        """Return rows (node, root) for the bucket leaders of all indexes; `root` is the node that names the cluster."""
-        return self._leaders().select(
-            F.concat("doc_id", F.lit(EARLIER_PART_BYTES)).alias("node"),
-            F.concat("cluster", F.lit(EARLIER_PART_BYTES)).alias("root"),
-        )
+    @cached_property
+    def leader_files(self) -> list[tuple[Store, CheckedPath]]:
+        """The files of leaders of all indexes. A leader's node has EARLIER plus the number of its file as its part."""
+        return [(folder, path) for folder, path, _ in numbered_files(self._indexes, "leaders/")]
+
+    def in_buckets(self, rows: DataFrame, number: int, partitions: int, width: int) -> DataFrame:
+        """Return the rows (KEYS) of a run in round `number` with those of indexes that they share buckets with.
+
+        They are sorted by key, and in keep order but for what follows the first row of a key: rows of indexes, then
+        those of the run. `partitions` is the least number of partitions, `width` the length of an order [bytes].
+        """
+        indexes, first = [], 0
+        for table in self._indexes:
+            files = [(table.folder, path) for path in table.manifest.paths_of(f"bands/{number}/")]
+            indexes.append(IndexRange(tuple(files), first))
+            first += len(table.manifest.paths_of("leaders/"))
+        ranges = key_ranges(partitions, indexes)
+        cut = rows.withColumn("part", F.expr(range_sql("key", len(ranges))))
+        return map_parts(cut, ranges, partial(merge_buckets, width=width), KEYS_DDL, ("key", "order"))
+
+    def find(self, nodes: DataFrame, wanted: str) -> DataFrame:
+        """Return rows (node, `wanted`) of the leaders among `nodes`, a frame with the column `node`.
+
+        `wanted` is "payload" or "cluster". Files of leaders that are not asked for are not read.
+        """
+        earlier = nodes.select("node", part_number("node").alias("part")).where(F.col("part") >= EARLIER).distinct()
+        located = earlier.withColumn("part", (F.col("part") - EARLIER).cast("int"))
+        found = partial(leaders_of_file, wanted=wanted)
+        return map_parts(located, self.leader_files, found, f"node binary, {wanted} binary")
+
+    def roots(self, nodes: DataFrame) -> DataFrame:
+        """Return rows (node, root) of the leaders among `nodes`; `root` is the node that names the cluster."""
+        root = F.concat("cluster", F.lit(CLUSTER_PART_BYTES)).alias("root")
+        return self.find(nodes, "cluster").select("node", root)
 
     def merged(self) -> DataFrame:
         """Return rows (a, b) of nodes: the names of clusters before and after a later snapshot."""
-        frame = self._read("merged", MERGED, MERGED_DDL)
+        frame = read_files(self.spark, self.tables, ("index", "merged/"), MERGED, MERGED_DDL)
         return frame.select(
-            *(F.concat(name, F.lit(EARLIER_PART_BYTES)).alias(to) for name, to in (("earlier", "a"), ("cluster", "b")))
+            *(F.concat(name, F.lit(CLUSTER_PART_BYTES)).alias(to) for name, to in (("earlier", "a"), ("cluster", "b")))
         )
 
-    def _leaders(self) -> DataFrame:
-        return self._read("leaders", LEADERS, LEADERS_DDL)
 
-    def _read(self, kind: str, schema: pa.Schema, ddl: str) -> DataFrame:
-        return read_files(self.spark, self.tables, ("index", f"{kind}/"), schema, ddl)
+def numbered_files(tables: Sequence[TableVersion], prefix: str) -> list[tuple[Store, CheckedPath, int]]:
+    """Return (folder, path, number of the first file of the same run) of the files of tables of earlier runs.
+
+    Files with `prefix` are those of the parts of a run, so a run's file of part 3 has its first file's number plus 3.
+    """
+    files: list[tuple[Store, CheckedPath, int]] = []
+    for table in tables:
+        first = len(files)
+        files += [(table.folder, path, first) for path in table.manifest.paths_of(prefix)]
+    return files
+
+
+def part_number(column: str) -> Column:
+    """Return a Spark expression for the part number of each document, whose node or keep order is in `column`."""
+    return F.conv(F.hex(F.substring(column, -PART_BYTES, PART_BYTES)), 16, 10).cast("long")
+
+
+def leaders_of_file(
+    task: tuple[Store, CheckedPath], batches: Iterator[pa.RecordBatch], wanted: str
+) -> Iterator[pa.RecordBatch]:
+    """Yield rows (node, `wanted`) of the documents whose nodes are in `batches`, from a file of leaders."""
+    nodes = [node for batch in batches for node in batch.column("node").to_pylist()]
+    if not nodes:
+        return
+    ids, part = pa.array(sorted(node[:DOC_ID_BYTES] for node in nodes), pa.binary()), nodes[0][DOC_ID_BYTES:]
+    for batch in rows_of_file(task, pa.schema([LEADERS.field(name) for name in ("doc_id", wanted)])):
+        found = batch.filter(pc.is_in(batch.column("doc_id"), ids))
+        own = pc.binary_join_element_wise(found.column("doc_id"), pa.scalar(part, pa.binary()), pa.scalar(b""))
+        yield pa.RecordBatch.from_arrays([own, found.column(wanted)], names=["node", wanted])
 
 
 def read_files(
@@ -275,13 +315,15 @@ def rows_of_file(task: tuple[Store, CheckedPath], schema: pa.Schema) -> Iterator
 def write_files(frame: DataFrame, rows: int, folder: Store, kind: str, schema: pa.Schema) -> list[WrittenFile]:
     """Write the rows of a frame to sorted files `<kind>/00000` …, and return the files.
 
-    `rows` is the number of rows of the frame. Raises ContractError if the files hold a different number.
+    They are cut by ranges of the first column if it is a key, which is a hash, else by a hash of it. `rows` is the
+    number of rows of the frame. Raises ContractError if the files hold a different number.
     """
     count = -(-rows // ROWS_PER_FILE)
     if not rows:  # for an empty shuffle, Spark may or may not run a task
         return []
     first = schema.names[0]
-    cut = frame.select(*schema.names, F.pmod(F.xxhash64(first), F.lit(count)).cast("int").alias("part"))
+    number = F.expr(range_sql(first, count)) if is_key(schema) else F.pmod(F.xxhash64(first), F.lit(count)).cast("int")
+    cut = frame.select(*schema.names, number.alias("part"))
     cut = cut.repartitionById(count, F.col("part")).drop("part").sortWithinPartitions(*schema.names)
 
     def write(number: int, batches: Iterator[pa.RecordBatch]) -> TaskResult:
@@ -295,6 +337,11 @@ def write_files(frame: DataFrame, rows: int, folder: Store, kind: str, schema: p
     return files
 
 
+def is_key(schema: pa.Schema) -> bool:
+    """Whether the first column of an index file is a key of buckets."""
+    return bool(schema.field(0).type == pa.int64())
+
+
 def write_file(batches: Iterator[pa.RecordBatch], folder: Store, key: str, schema: pa.Schema) -> WrittenFile:
     """Write sorted rows to one Parquet file, whose row groups do not depend on the division into batches."""
     folder.make_parent(key)
@@ -305,7 +352,7 @@ def write_file(batches: Iterator[pa.RecordBatch], folder: Store, key: str, schem
 
 
 class IndexWriter(FileWriter):
-    """A Parquet file of sorted batches, in row groups of a fixed number of rows."""
+    """A Parquet file of sorted batches, in row groups of a fixed number of rows, with the least and largest key."""
 
     GROUP_ROWS = 1 << 17
 
@@ -313,7 +360,8 @@ class IndexWriter(FileWriter):
         super().__init__(folder, key, "parquet")
         self._schema = schema
         sink = pa.PythonFile(self._sink, mode="w")
-        self._writer = pq.ParquetWriter(sink, schema, compression="zstd", write_statistics=False)
+        statistics = schema.names[:1] if is_key(schema) else False
+        self._writer = pq.ParquetWriter(sink, schema, compression="zstd", write_statistics=statistics)
         self._pending: list[pa.RecordBatch] = []
 
     def add(self, batch: pa.RecordBatch) -> None:

@@ -21,8 +21,11 @@ PART_BYTES = 4
 NODE_BYTES = DOC_ID_BYTES + PART_BYTES
 """Length of a node [bytes]. A node names and locates a document: doc_id, then part number, big-endian. Nodes sort like
 doc_ids."""
-EARLIER = (1 << 32) - 1
-"""Part number in the node of a document of an earlier snapshot, which is in no part of this run."""
+EARLIER = 1 << 31
+"""First part number in nodes of documents of earlier snapshots, which are in no part of this run: EARLIER plus the
+number of the file of leaders that has the document's payload."""
+EARLIER_CLUSTER = (1 << 32) - 1
+"""Part number in the node that names a cluster of earlier snapshots. No file has this number."""
 SNAPSHOT_BYTES = 24
 NEVER = (1 << 48) - 1
 Encode = Callable[[pa.RecordBatch, DedupConfig], Bytes]

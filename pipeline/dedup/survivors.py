@@ -36,15 +36,17 @@ from pipeline.dedup.decide import (
 )
 from pipeline.dedup.index import (
     EARLIER_NAME,
-    LEADERS,
-    LEADERS_DDL,
     MERGED,
     MERGED_DDL,
+    Indexes,
+    numbered_files,
+    part_number,
     read_files,
     rows_of_file,
     write_file,
 )
-from pipeline.dedup.keep_order import EARLIER, PART_BYTES, order_bytes
+from pipeline.dedup.keep_order import EARLIER, NODE_BYTES, binary_array, order_bytes, rows_of_bytes
+from pipeline.dedup.key_ranges import number_leaders
 from pipeline.dedup.keys import DIGEST_BYTES
 from pipeline.engine.parquet import Part, parts_of, read_measured
 from pipeline.engine.part import (
@@ -69,11 +71,10 @@ from pipeline.engine.spark import (
 from pipeline.engine.stage import Drop
 from pipeline.engine.step import PartSources, StepContext, TableResult, combine_parts
 from pipeline.minhash.stage import SignatureConfig
-from schemas.ids import DOC_ID_BYTES
 from schemas.logs import LOGGER
 from schemas.manifest import TableVersion, part_key
 from schemas.removed import RemovedDocuments
-from schemas.storage import Store
+from schemas.storage import CheckedPath, Store
 from schemas.tables import DEDUP as DEDUP_SCHEMA
 from schemas.tables import DROPPED_BEFORE, PARENTS
 
@@ -269,14 +270,13 @@ def earlier_signatures(
     `counted` has rows (key, best), in which `best` is the keep order of the survivor. Only documents that lead a bucket
     of their snapshot's index have a signature there.
     """
-    leaders = read_files(spark, inputs, ("index", "leaders/"), LEADERS, LEADERS_DDL)
     digest = DIGEST_BYTES if config.exact != "off" else 0
-    end = F.octet_length("best") - digest - PART_BYTES
-    is_earlier = F.substring("best", end + 1, F.lit(PART_BYTES)) == F.lit(EARLIER.to_bytes(PART_BYTES, "big"))
-    ids = F.substring("best", end - DOC_ID_BYTES + 1, F.lit(DOC_ID_BYTES)).alias("doc_id")
-    earlier = counted.where(is_earlier).select("key", ids).distinct()
+    start = F.octet_length("best") - digest - NODE_BYTES + 1
+    of_clusters = counted.where(F.substring("key", 1, 1) != F.lit(URL))
+    chosen = of_clusters.select("key", F.substring("best", start, F.lit(NODE_BYTES)).alias("node"))
+    earlier = chosen.where(part_number("node") >= EARLIER).distinct()
     signature = F.expr(f"substring(payload, {digest + 1})").alias("payload")
-    return earlier.join(leaders, "doc_id").select("key", signature)
+    return earlier.join(Indexes(spark, inputs).find(earlier, "payload"), "node").select("key", signature)
 
 
 def rest_tallies_of_part(task: SurvivorsTask, rows: Sequence[pa.RecordBatch], rounds: int) -> Iterator[pa.RecordBatch]:
@@ -297,17 +297,30 @@ def earlier_urls(spark: SparkSession, inputs: Mapping[str, TableVersion]) -> Dat
 
 def earlier_clusters(spark: SparkSession, inputs: Mapping[str, TableVersion], config: DedupConfig) -> DataFrame:
     """Return the counts (TALLIES) of those clusters of earlier snapshots to which documents of this snapshot belong."""
-    frame = read_files(spark, inputs, ("representatives", "clusters/"), COUNTED, COUNTED_DDL)
     index = inputs["index"]
     files = [(index.folder, path) for path in index.manifest.paths_of("merged/")]
     merged = dataframe_from_tasks(spark, partial(rows_of_file, schema=MERGED), files, MERGED_DDL)
+    tables = [
+        table for key, table in inputs.items() if key.startswith(EARLIER_NAME) and key.endswith("representatives")
+    ]
+    counted = partial(earlier_counts, end=1 + order_bytes(config))  # a byte before the keep order marks drops
+    frame = dataframe_from_tasks(spark, counted, numbered_files(tables, "clusters/"), COUNTED_DDL)
     joined = frame.join(merged, frame["key"] == merged["earlier"])
-    # The part of a document of an earlier run is no part of this one. A byte before the keep order marks drops.
-    start = 1 + order_bytes(config) - PART_BYTES
-    first = F.expr(f"overlay(first placing X'{EARLIER:08X}' from {start + 1} for {PART_BYTES})")
-    return joined.select(
-        F.col("cluster").alias("key"), F.lit(EARLIER_PART).alias("part"), "count", first.alias("first")
-    )
+    return joined.select(F.col("cluster").alias("key"), F.lit(EARLIER_PART).alias("part"), "count", "first")
+
+
+def earlier_counts(task: tuple[Store, CheckedPath, int], end: int) -> Iterator[pa.RecordBatch]:
+    """Yield the counts (COUNTED) of a file of an earlier run, (folder, path, number of the run's first file).
+
+    The part in a keep order, which ends at byte `end` of `first`, is the number of its file of leaders.
+    """
+    folder, path, number = task
+    for batch in rows_of_file((folder, path), COUNTED):
+        if batch.num_rows:
+            first = batch.column("first")
+            orders = rows_of_bytes(first, len(first[0].as_py()))
+            numbered = binary_array(number_leaders(orders, number, end))
+            yield pa.RecordBatch.from_arrays([*batch.columns[:2], numbered], schema=COUNTED)
 
 
 def facts_of_part(task: SurvivorsTask) -> Iterator[DedupFacts]:
@@ -415,7 +428,7 @@ def write_survivors(
                 if comparison is not None and decision.reason == NEAR:
                     output.books.tally(SIMILARITY, similarity_step(decision.value))
                 if task.sources is not None and decision.part is not None:
-                    other = EARLIER_SNAPSHOT if decision.part == EARLIER else task.sources[decision.part]
+                    other = EARLIER_SNAPSHOT if decision.part >= EARLIER else task.sources[decision.part]
                     output.books.tally(LOST_TO, f"{task.sources[task.part.ordinal]}/{other}")
                 output.write(decision.row)
             if task.config.write_index:

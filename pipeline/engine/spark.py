@@ -293,8 +293,7 @@ def dataframe_from_tasks(
 ) -> DataFrame:
     """Return a DataFrame of the rows that `function(task)` yields for every task; `schema` is its Spark schema."""
     rows = rows_of_tasks(spark, tasks)
-    shared = rows.shared
-    progress = current_progress()
+    shared, progress = rows.shared, current_progress()
     address = progress.address() if progress is not None else None
 
     def work(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -475,13 +474,14 @@ def map_parts(
     tasks: Sequence[T],
     function: Callable[[T, Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]],
     schema: str,
+    order: Sequence[str] = (),
 ) -> DataFrame:
     """Group the rows of a frame by part, and return the rows that `function(task, batches)` yields for each part.
 
-    The column `part` of `frame` is the number of the task that gets a row. `function` is also called for parts without
-    rows.
+    The column `part` of `frame` is the number of the task that gets a row. Rows of a part are sorted by `order`, if it
+    names columns. `function` is also called for parts without rows.
     """
-    by_part, shared = _by_part(frame, tasks)
+    by_part, shared = _by_part(frame, tasks, order)
 
     def work(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         with marked_errors():
@@ -531,7 +531,7 @@ def run_part_writers(
     return results_of_parts(results)
 
 
-def _by_part(frame: DataFrame, tasks: Sequence[Any]) -> tuple[DataFrame, tuple[Any, ...]]:
+def _by_part(frame: DataFrame, tasks: Sequence[Any], order: Sequence[str] = ()) -> tuple[DataFrame, tuple[Any, ...]]:
     """Return the rows of a frame in groups of parts, and the objects that the tasks share.
 
     The parts of a partition are in order, and the first row of each has its task in the column `_task`.
@@ -545,7 +545,7 @@ def _by_part(frame: DataFrame, tasks: Sequence[Any]) -> tuple[DataFrame, tuple[A
     both = frame.withColumn("_task", F.lit(None).cast("binary")).union(rows.frame.select(*own, F.col("task")))
     groups = max(1, -(-len(tasks) // rows.group))
     grouped = both.repartitionById(groups, F.expr(f"cast(part div {rows.group} as int)"))
-    return grouped.sortWithinPartitions("part", F.col("_task").isNull()), rows.shared
+    return grouped.sortWithinPartitions("part", F.col("_task").isNull(), *order), rows.shared
 
 
 def _each_part(

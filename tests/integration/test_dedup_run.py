@@ -332,6 +332,23 @@ def test_an_index_of_which_nothing_is_found_joins_nothing(spark, tmp_path):
         assert open_table(run, "index")[1].paths_of("merged/") == []
 
 
+def test_the_rows_of_an_index_are_not_shuffled(spark, tmp_path):
+    """One document shuffles as much beside an index of 500 as alone, but for the copy that it finds there."""
+    draw, shuffled = np.random.default_rng(6), {}
+    pages = [{"text": " ".join(text_of(draw, 60)), "url": f"https://site.org/{at}"} for at in range(500)]
+    for name, rows, before in (("first", pages, "[]"), ("alone", pages[7:8], "[]"), ("second", pages[7:8], "first")):
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        indexes = f'["{tmp_path}/{before}"]' if before == "first" else before
+        settings = [f'source.paths="{tmp_path}/{name}.jsonl"', "dedup.write_index=true", f"dedup.indexes={indexes}"]
+        settings += [f"source.snapshot={FIRST if name == 'first' else SECOND}", "dedup.compare_survivor=off"]
+        run = Store(str(tmp_path / name))
+        run_steps(spark, prepare(read_recipe(str(RECIPE), [*settings, *SETTINGS, KEEP]), "dedup"), run, 2)
+        shuffled[name] = open_table(run, "clusters")[1].run.notes["shuffled_bytes"]
+        assert next(row["cluster_size"] for row in rows_of(run, "dedup")) == (2 if name == "second" else 1)
+    assert shuffled["first"] > 200_000
+    assert shuffled["second"] - shuffled["alone"] < 20_000
+
+
 @pytest.mark.parametrize("by_url", ["off", "first"])
 def test_what_was_taken_down_does_not_return_with_the_next_snapshot(spark, tmp_path, by_url):
     """The index of the first snapshot no longer has the page, so its copy would count as new."""
