@@ -121,7 +121,8 @@ class SourceConfig(Section):
     """Maximum size of the fields that `meta` holds of a row [bytes of JSON]. A field that does not fit is left out, and
     the manifest counts such rows."""
     date_field: str | None = None
-    """Field or column with the date of a row: ISO 8601, a year, or seconds since 1970. None: rows have no date."""
+    """Field or column with the date of a row: ISO 8601, a year, or seconds since 1970. A whole number of four digits is
+    a year. None: rows have no date."""
     licence_field: str | None = None
     """Field or column with the licence of a row. None: it is unknown."""
     parents_field: str | None = None

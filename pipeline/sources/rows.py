@@ -39,6 +39,10 @@ of one repeated value has 10^8 rows in 200 kB, each of which would cost time and
 UNREADABLE = (pa.ArrowException, OSError, ValueError)
 """Errors of pyarrow on damaged files."""
 PARTIAL_DATE = re.compile(r"(\d{4})(?:-(\d\d))?")
+SECONDS = re.compile(r"\d{9,10}(?:\.\d+)?")
+"""Seconds since 1970 in a table whose values are all texts, such as CSV, from 1973 to 2286."""
+FIRST_YEAR, LAST_YEAR = 1000, 9999
+"""Whole numbers from and up to which they are years. As seconds they would be times of the first hours of 1970."""
 NUMBER = re.compile(r"-?(?:0|[1-9]\d{0,17})(?:\.\d{1,18})?(?:[eE][-+]?\d{1,2})?")
 """A text that is compared as a number; a leading zero makes it a code."""
 MIN_INT, MAX_INT = -(1 << 63), (1 << 63) - 1
@@ -224,17 +228,21 @@ def plain_value(value: Any, depth: int = 0) -> Any:
 
 def date_of(value: Any) -> datetime | None:
     """Return the date of a row in UTC; None if the value is no date that the column can hold."""
+    if isinstance(value, str):
+        value = float(text) if SECONDS.fullmatch(text := value.strip()) else text
     try:
+        if isinstance(value, int | float) and FIRST_YEAR <= value <= LAST_YEAR and value == int(value):
+            return datetime(int(value), 1, 1, tzinfo=UTC)
         if type(value) is int:
             return datetime.fromtimestamp(value, UTC)
         if isinstance(value, datetime):
             found = value
         elif isinstance(value, date):
             found = datetime(value.year, value.month, value.day)
-        elif isinstance(value, str) and (match := PARTIAL_DATE.fullmatch(value.strip())):
+        elif isinstance(value, str) and (match := PARTIAL_DATE.fullmatch(value)):
             found = datetime(int(match[1]), int(match[2] or 1), 1)
         elif isinstance(value, str):
-            found = datetime.fromisoformat(value.strip())
+            found = datetime.fromisoformat(value)
         elif isinstance(value, int | float) and not isinstance(value, bool):
             found = datetime.fromtimestamp(value, UTC)
         else:

@@ -233,7 +233,7 @@ def _with_mark(rows: Iterator[tuple[Row, Drop | None]]) -> Iterator[tuple[Row, D
 
 SOURCE = Source(
     name="source",
-    version=4,
+    version=5,
     config=SourceConfig,
     adds=COLUMNS,
     reasons=REASONS,
