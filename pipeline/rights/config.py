@@ -34,7 +34,9 @@ class RightsConfig(Section):
     """Names in `robots` whose tables count for `robots_txt`, `content_usage`, `content_signal` and `tdm`. Empty:
     all."""
     licences: tuple[str, ...] = decision(())
-    """Licences that are allowed, such as CC0-1.0 and CC-BY-4.0; a name such as CC-BY counts for all of its versions."""
+    """Licences that are allowed, such as CC0-1.0 and CC-BY-4.0; a name such as CC-BY counts for all of its versions. Of
+    an expression, such as `MIT AND CC-BY-4.0`, one alternative must be allowed, and all licences that apply together.
+    """
     unlicensed: Literal["keep", "drop"] = decision("keep")
     """What the protocol `licence` does with documents that declare no licence."""
     allow_domains: tuple[str, ...] = decision(())

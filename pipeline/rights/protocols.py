@@ -3,6 +3,7 @@
 A run, a what-if and the report use these functions on the same columns, so another decision reads no text.
 """
 
+import re
 from collections.abc import Callable, Collection
 from typing import TypeAlias
 
@@ -12,8 +13,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from pipeline.rights.config import RightsConfig
+from pipeline.rights.expressions import is_met
 from pipeline.rights.preferences import RESERVES, SIGNALS
 
+_VERSION = re.compile(r"-\d[\w.+-]*\Z")
 Mask = npt.NDArray[np.bool_]
 Batch: TypeAlias = pa.RecordBatch | pa.Table
 
@@ -90,10 +93,16 @@ def _licence(config: RightsConfig, batch: Batch) -> Mask:
 
 
 def is_allowed(licence: str, allowed: Collection[str]) -> bool:
-    """Return True if a licence is one of the allowed ones or a version of one: CC-BY-4.0 of CC-BY, not CC-BY-SA."""
-    name = licence.upper()
+    """Return True if a licence is one of the allowed ones or a version of one: CC-BY-4.0 of CC-BY, not CC-BY-SA.
+
+    Of an expression, such as `MIT AND CC-BY-4.0`, one alternative has to be allowed with all that apply together.
+    """
     stems = [own.upper() for own in allowed]
-    return any(name == stem or (name.startswith(f"{stem}-") and name[len(stem) + 1 :][:1].isdigit()) for stem in stems)
+    return licence.upper() in stems or is_met(licence.upper(), lambda name: _is_version(name, stems))
+
+
+def _is_version(name: str, stems: Collection[str]) -> bool:
+    return any(name == stem or (name.startswith(f"{stem}-") and _VERSION.match(name, len(stem))) for stem in stems)
 
 
 _DECISIONS: dict[str, Callable[[RightsConfig, Batch], Mask]] = {

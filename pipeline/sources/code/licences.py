@@ -7,6 +7,8 @@ too. A file that names several licences without saying which is not decided.
 import posixpath
 import re
 
+from pipeline.rights.expressions import is_met
+
 PERMISSIVE = (
     *("MIT", "MIT-0", "X11", "Apache-2.0", "BSD-2-Clause", "BSD-3-Clause", "BSD-4-Clause", "0BSD", "ISC", "Unlicense"),
     *(
@@ -45,7 +47,6 @@ _FILE_NAME = re.compile(
     re.IGNORECASE,
 )
 _WORDS = re.compile(r"[^a-z0-9.]+")
-_TOKEN = re.compile(r"[()]|[^\s()]+")
 _MAX_HEAD = 20_000
 
 _MIT = "permission is hereby granted free of charge to any person obtaining a copy"
@@ -140,39 +141,7 @@ def combine(licences: dict[str, str | None]) -> str | None:
 
 def is_allowed(expression: str, allowed: frozenset[str]) -> bool:
     """Return True if a licence is allowed: one of its alternatives (`OR`), and all that apply together (`AND`)."""
-    tokens = _TOKEN.findall(expression)[::-1]
-    result = _either(tokens, allowed, 0)
-    return result and not tokens
-
-
-def _either(tokens: list[str], allowed: frozenset[str], depth: int) -> bool:
-    result = _both(tokens, allowed, depth)
-    while tokens and tokens[-1].upper() == "OR":
-        tokens.pop()
-        result = _both(tokens, allowed, depth) or result
-    return result
-
-
-def _both(tokens: list[str], allowed: frozenset[str], depth: int) -> bool:
-    result = _single(tokens, allowed, depth)
-    while tokens and tokens[-1].upper() in ("AND", "WITH"):
-        is_exception = tokens.pop().upper() == "WITH"
-        if is_exception:  # An exception adds permissions.
-            if tokens:
-                tokens.pop()
-        else:
-            result = _single(tokens, allowed, depth) and result
-    return result
-
-
-def _single(tokens: list[str], allowed: frozenset[str], depth: int) -> bool:
-    if not tokens or depth > 20:
-        return False
-    token = tokens.pop()
-    if token == "(":
-        result = _either(tokens, allowed, depth + 1)
-        return bool(tokens) and tokens.pop() == ")" and result
-    return plain_id(token) in allowed
+    return is_met(expression, lambda name: plain_id(name) in allowed)
 
 
 def plain_id(name: str) -> str:

@@ -172,3 +172,22 @@ def test_a_version_is_allowed_by_its_licence() -> None:
     assert [is_allowed(name, allowed) for name in ("cc-by", "CC-BY-3.0-DE", "CC-BY-NC-4.0", "CC0-1.0", "CC0", "")] == [
         *(True, True, False, True, False, False)
     ]
+
+
+@pytest.mark.parametrize(
+    ("licence", "allowed", "expected"),
+    [
+        ("CC-BY-4.0 AND CC-BY-NC-ND-4.0", ("CC-BY",), False),
+        ("Apache-2.0 AND SSPL-1.0", ("Apache",), False),
+        ("CC-BY-SA-3.0 AND CC-BY-SA-4.0", ("CC-BY-SA-3.0", "CC-BY-SA-4.0"), True),
+        ("CC-BY-SA-2.5 AND CC-BY-SA-4.0", ("CC-BY-SA",), True),
+        ("MIT OR GPL-3.0-only", ("MIT",), True),
+        ("mit or (Apache-2.0 WITH LLVM-exception)", ("Apache",), True),
+        ("CC-BY-4.0, except the photos", ("CC-BY",), False),
+        ("CC-BY-4.0 for the text", ("CC-BY",), False),
+        ("Public domain", ("public domain",), True),
+        ("", ("CC-BY",), False),
+    ],
+)
+def test_all_licences_of_an_expression_count(licence: str, allowed: tuple[str, ...], expected: bool) -> None:
+    assert is_allowed(licence, allowed) is expected
