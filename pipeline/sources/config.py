@@ -26,10 +26,11 @@ from schemas.expressions import parse_expression
 
 AUTO = "auto"
 """The value of `source.format` that leaves the choice to the suffix of each file."""
-READER_VERSIONS = {"code": 3}
+READER_VERSIONS = {"code": 4}
 """Version of the reader of a format, by its name; 1 if it is not listed. It rises with a change of what documents of
 this format contain, so that only tables with such documents are built anew. Version 2 of `code` keeps empty lines;
-version 3 counts hexadecimal bytes once in files that write them as 0x.. and as \\x.. ."""
+version 3 counts hexadecimal bytes once in files that write them as 0x.. and as \\x.. ; version 4 recognizes more
+licences and charsets."""
 
 
 OWN_SECTIONS = frozenset(

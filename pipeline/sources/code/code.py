@@ -111,10 +111,12 @@ class _Repositories:
     def note(self, member: ArchiveMember) -> None:
         """Note the folder of a member, and its licence if it is a licence file."""
         self._has_files_on_top |= bool(member.name) and "/" not in member.name.removeprefix("./")
-        if member.data is not None and self._num_files < MAX_LICENCE_FILES:
+        is_link = member.drop is not None and member.drop.rule == "not_a_file"
+        if is_licence_file(member.name) and not is_link and self._num_files < MAX_LICENCE_FILES:
             self._num_files += 1
             folder = posixpath.dirname(posixpath.normpath(member.name))
-            licence = recognize(member.data.decode("utf-8", "replace"))
+            # The licence of the folder above does not hold where there is another one that cannot be read.
+            licence = recognize(member.data.decode("utf-8", "replace")) if member.data is not None else None
             self._found.setdefault(folder, {})[member.name] = licence
 
     def finish(self) -> None:

@@ -1,13 +1,15 @@
 """The licence of a source file: its SPDX id by a tag in the file, or by the licence file of its repository.
 
 A licence file is recognized by a few phrases of its text, so a copy with another layout, year or holder is recognized
-too. A file that names several licences without saying which is not decided.
+too. A permissive licence with a condition that it does not have is not recognized. Of several licences in one file, the
+first in the order of `_PHRASES` counts, where licences that name others come before these.
 """
 
 import posixpath
 import re
 
 from pipeline.rights.expressions import is_met
+from pipeline.sources.code.languages import may_be_code, suffix_of
 
 PERMISSIVE = (
     *("MIT", "MIT-0", "X11", "Apache-2.0", "BSD-2-Clause", "BSD-3-Clause", "BSD-4-Clause", "0BSD", "ISC", "Unlicense"),
@@ -30,13 +32,26 @@ KNOWN_LICENCES = (
     *PERMISSIVE,
     *("GPL-1.0", "GPL-2.0", "GPL-3.0", "LGPL-2.0", "LGPL-2.1", "LGPL-3.0", "AGPL-3.0", "MPL-1.1", "MPL-2.0", "EPL-1.0"),
     *("EPL-2.0", "CDDL-1.0", "CDDL-1.1", "EUPL-1.1", "EUPL-1.2", "CC-BY-SA-3.0", "CC-BY-SA-4.0", "CC-BY-NC-4.0"),
-    *("CC-BY-NC-SA-4.0", "OSL-3.0", "SSPL-1.0", "BUSL-1.1", "Artistic-1.0", "OFL-1.1", "LPPL-1.3c", "CECILL-2.1"),
+    *(
+        "FSL-1.1-ALv2",
+        "FSL-1.1-MIT",
+        "CC-BY-NC-SA-4.0",
+        "OSL-3.0",
+        "SSPL-1.0",
+        "BUSL-1.1",
+        "Artistic-1.0",
+        "OFL-1.1",
+        "LPPL-1.3c",
+        "CECILL-2.1",
+    ),
 )
 """Licences that settings may list, by SPDX id without `-only` and `-or-later`."""
 
 MAX_LICENCE_BYTES = 128 << 10
 """Maximum size of a licence file [bytes]; the longest common one, GPL-3.0, has 35 kB."""
 MAX_EXPRESSION_CHARS = 400
+NO_ASSERTION = "NOASSERTION"
+"""The licence of a file whose tags are longer than that; no setting allows it."""
 _TAG = re.compile(r"SPDX-License-Identifier:[ \t]*([A-Za-z0-9(][\w.+() -]{0,400})")
 _TAG_END = re.compile(r"\s+(?:-->?|--).*$")
 HEAD_CHARS = 5_000
@@ -46,6 +61,8 @@ _FILE_NAME = re.compile(
     r"(?:\.(?:txt|md|rst|markdown))?|(?:mit|apache|bsd|gpl)[-_]licen[cs]e(?:\.(?:txt|md))?",
     re.IGNORECASE,
 )
+_OTHER_NAME = re.compile(r"(?:(?:un)?licen[cs]e|copying)[-_.][\w.+-]{1,60}", re.IGNORECASE)
+_TEXT_SUFFIXES = frozenset(("txt", "md", "rst", "markdown", "html", "htm"))
 _WORDS = re.compile(r"[^a-z0-9.]+")
 _MAX_HEAD = 20_000
 
@@ -54,6 +71,11 @@ _BSD = "redistribution and use in source and binary forms with or without modifi
 _ISC = "permission to use copy modify and or distribute this software for any purpose with or without fee is hereby"
 _PHRASES: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = (
     # (id, phrases that must all be there, phrases that must not be there); the first row that fits decides.
+    ("FSL-1.1-MIT", ("functional source license version 1.1 mit future license",), ()),
+    ("FSL-1.1-ALv2", ("functional source license version 1.1",), ()),
+    ("MPL-2.0", ("mozilla public license version 2.0",), ()),
+    ("MPL-2.0", ("mozilla public license v. 2.0",), ()),
+    ("EPL-2.0", ("eclipse public license v 2.0",), ()),
     ("AGPL-3.0", ("gnu affero general public license version 3",), ()),
     ("LGPL-3.0", ("gnu lesser general public license version 3",), ("terms and conditions for copying",)),
     ("LGPL-2.1", ("gnu lesser general public license version 2.1",), ()),
@@ -62,16 +84,13 @@ _PHRASES: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = (
     ("GPL-3.0", ("gnu general public license version 3",), ()),
     ("GPL-2.0", ("gnu general public license version 2",), ()),
     ("GPL-1.0", ("gnu general public license version 1",), ()),
-    ("MPL-2.0", ("mozilla public license version 2.0",), ()),
-    ("MPL-2.0", ("mozilla public license v. 2.0",), ()),
     ("MPL-1.1", ("mozilla public license version 1.1",), ()),
-    ("EPL-2.0", ("eclipse public license v 2.0",), ()),
     ("EPL-1.0", ("eclipse public license v 1.0",), ()),
     ("CDDL-1.1", ("common development and distribution license cddl version 1.1",), ()),
     ("CDDL-1.0", ("common development and distribution license cddl version 1.0",), ()),
     ("EUPL-1.2", ("european union public licence v. 1.2",), ()),
     ("BUSL-1.1", ("business source license 1.1",), ()),
-    ("Apache-2.0", ("apache license version 2.0",), ("commons clause",)),
+    ("Apache-2.0", ("apache license version 2.0",), ()),
     ("CC0-1.0", ("cc0 1.0 universal",), ()),
     ("CC-BY-NC-SA-4.0", ("attribution noncommercial sharealike 4.0 international",), ()),
     ("CC-BY-NC-4.0", ("attribution noncommercial 4.0 international",), ()),
@@ -91,18 +110,29 @@ _PHRASES: tuple[tuple[str, tuple[str, ...], tuple[str, ...]], ...] = (
                     "without fee and without a written agreement is hereby granted",), ()),
     ("NCSA", (_MIT, "redistributions of source code must retain the above copyright notice"), ()),
     ("MIT-0", (_MIT,), ("the above copyright notice and this permission notice",)),
-    ("MIT", (_MIT, "the above copyright notice and this permission notice"),
-     ("commons clause", "shall be used for good")),
+    ("MIT", (_MIT, "the above copyright notice and this permission notice"), ()),
     ("BSD-4-Clause", (_BSD, "all advertising materials mentioning features or use of this software"), ()),
-    ("BSD-3-Clause", (_BSD, "endorse or promote products derived from this software"), ("commons clause",)),
-    ("BSD-2-Clause", (_BSD, "redistributions in binary form must reproduce"), ("commons clause",)),
+    ("BSD-3-Clause", (_BSD, "endorse or promote products derived from this software"), ()),
+    ("BSD-2-Clause", (_BSD, "redistributions in binary form must reproduce"), ()),
     ("ISC", (_ISC, "provided that the above copyright notice and this permission notice appear in all copies"), ()),
     ("0BSD", (_ISC,), ()),
 )  # fmt: skip
+_CONDITION = re.compile(
+    r"commons clause|shall be used for good|(?<!commercial or )(?<!commercial and )\bnon ?commercial"
+)
+"""Conditions that are added to permissive licences, which then are none."""
 
 
 def is_licence_file(path: str) -> bool:
     """Return True if a file of this name may hold the licence of the folder that it is in."""
+    name, suffix = posixpath.basename(path), suffix_of(path)
+    # A name in capitals without a suffix is no script.
+    is_text = suffix in _TEXT_SUFFIXES or not may_be_code(path) or (not suffix and name[:1].isupper())
+    return has_usual_name(path) or (is_text and _OTHER_NAME.fullmatch(name) is not None)
+
+
+def has_usual_name(path: str) -> bool:
+    """Return True if a file has a name by which licences are known; files of other names count if there is none."""
     return _FILE_NAME.fullmatch(posixpath.basename(path)) is not None
 
 
@@ -113,23 +143,28 @@ def recognize(text: str) -> str | None:
     words = _WORDS.sub(" ", text[:_MAX_HEAD].lower().replace("(c)", " "))
     for name, needed, excluded in _PHRASES:
         if all(phrase in words for phrase in needed) and not any(phrase in words for phrase in excluded):
-            return name
+            return None if name in PERMISSIVE and _CONDITION.search(words) else name
     return None
 
 
 def tagged(text: str) -> str | None:
-    """Return the SPDX expression that a file gives for its licence in its first characters, or None."""
-    match = _TAG.search(text, 0, HEAD_CHARS)
-    if match is None:
-        return None
-    return " ".join(_TAG_END.sub("", match[1]).split()).rstrip(" .-")[:MAX_EXPRESSION_CHARS] or None
+    """Return the SPDX expression that a file gives for its licence in its first characters, or None.
+
+    All of several tags apply.
+    """
+    found = (_TAG_END.sub("", match[1]) for match in _TAG.finditer(text, 0, HEAD_CHARS))
+    tags = [*dict.fromkeys(tag for each in found if (tag := " ".join(each.split()).rstrip(" .-")))]
+    expression = " AND ".join(f"({tag})" if " " in tag and len(tags) > 1 else tag for tag in tags)
+    return (expression if len(expression) <= MAX_EXPRESSION_CHARS else NO_ASSERTION) or None
 
 
 def combine(licences: dict[str, str | None]) -> str | None:
     """Return the licence of a folder with these licence files (SPDX id by name); None if one is not recognized.
 
     Files such as `LICENSE-MIT` and `LICENSE-APACHE` are alternatives. The lesser GPL comes with a copy of the GPL.
+    Files of other names, such as `LICENSE-THIRD-PARTY.txt`, count only if there are no others.
     """
+    licences = {name: licences[name] for name in licences if has_usual_name(name)} or licences
     found = dict.fromkeys(licences[name] for name in sorted(licences))
     if len(found) > 1 and any(name and name.startswith("LGPL") for name in found):
         found = {name: None for name in found if name is None or not name.startswith("GPL")}

@@ -202,7 +202,15 @@ def test_languages(path: str, text: str, language: str | None) -> None:
         (GPL, "GPL-3.0"),
         ("Apache License\n   Version 2.0, January 2004", "Apache-2.0"),
         ("GNU LESSER GENERAL PUBLIC LICENSE\nVersion 2.1, February 1999", "LGPL-2.1"),
-        ("Mozilla Public License Version 2.0", "MPL-2.0"),
+        ('Mozilla Public License Version 2.0\n1.12. "Secondary License" means either the GNU General Public License, '
+         "Version 2.0, or the GNU Affero General Public License, Version 3.0", "MPL-2.0"),
+        ("Eclipse Public License - v 2.0\nSecondary Licenses: GNU General Public License, version 2", "EPL-2.0"),
+        ("# Functional Source License, Version 1.1, ALv2 Future License\nApache License, Version 2.0", "FSL-1.1-ALv2"),
+        ("# Functional Source License, Version 1.1, MIT Future License\n" + MIT, "FSL-1.1-MIT"),
+        ("For non-commercial use only:\n" + MIT, None),
+        ("Apache License\nVersion 2.0\nwith the Commons Clause", None),
+        ("This is free and unencumbered software released into the public domain, for any purpose, commercial or "
+         "non-commercial", "Unlicense"),
         ("This is free and unencumbered software released into the public domain.", "Unlicense"),
         ("CC0 1.0 Universal", "CC0-1.0"),
         ("Permission to use, copy, modify, and/or distribute this software for any purpose with or without fee is "
@@ -221,6 +229,44 @@ def test_licence_files(text: str, licence: str | None) -> None:
 @pytest.mark.parametrize("line", ["// {}\n", "/* {} */", "<!-- {} -->", "# {}\r\n", '"""{}"""', "-- {}."])
 def test_tags_in_files(line: str) -> None:
     assert tagged(line.format("SPDX-License-Identifier: MIT OR Apache-2.0")) == "MIT OR Apache-2.0"
+
+
+def test_all_tags_of_a_file_apply() -> None:
+    tag = "// SPDX-License-Identifier: {}\n"
+    assert tagged(tag.format("MIT") * 2 + tag.format("GPL-2.0 OR ISC")) == "MIT AND (GPL-2.0 OR ISC)"
+    assert tagged(tag.format("MIT AND " * 99 + "GPL-2.0")) == "NOASSERTION"
+    assert not is_allowed("NOASSERTION", frozenset(PERMISSIVE))
+
+
+@pytest.mark.parametrize(
+    ("files", "licence"),
+    [
+        ({"part/LICENSE": GPL + " " * 200_000}, None),
+        ({"part/LICENCE-GPL-3.0": GPL}, "GPL-3.0"),
+        ({"part/license.html": "<h1>" + GPL}, "GPL-3.0"),
+        ({"part/LICENSE-COMMERCIAL.txt": "All rights reserved"}, None),
+        ({"part/LICENSE-COMMERCIAL": "All rights reserved"}, None),
+        ({"part/license-check": "All rights reserved"}, "MIT"),
+        ({"part/LICENSE": MIT, "part/LICENSE-THIRD-PARTY.txt": "Parts of it are by others"}, "MIT"),
+        ({"part/license.py": "All rights reserved"}, "MIT"),
+    ],
+)
+def test_no_licence_of_a_folder_above_a_licence_that_is_not_recognized(
+    tmp_path: Path, files: dict[str, str], licence: str | None
+) -> None:
+    for name, data in (("a.tar", tar({"LICENSE": MIT} | files | {"part/a.py": CODE})),
+                       ("a.zip", zipped({"LICENSE": MIT} | files | {"part/a.py": CODE}))):  # fmt: skip
+        (tmp_path / name).write_bytes(data)
+        *_, (row, drop) = rows_of(f"{tmp_path}/{name}")
+        assert (row["licence"], drop is None) == (licence, licence == "MIT")
+
+
+def test_a_link_to_a_licence_is_that_of_the_folder_above(tmp_path: Path) -> None:
+    (tmp_path / "one" / "part").mkdir(parents=True)
+    (tmp_path / "one" / "LICENSE").write_text(MIT)
+    (tmp_path / "one" / "part" / "LICENSE").symlink_to("../LICENSE")
+    (tmp_path / "one" / "part" / "a.py").write_text(CODE)
+    assert shown(rows_of(f"{tmp_path}/one"))[-1][2:] == ("MIT", "Python", None)
 
 
 @pytest.mark.parametrize(
@@ -324,7 +370,7 @@ def test_code_keeps_its_empty_lines_through_the_extract_stage(tmp_path: Path) ->
 
 
 def test_the_version_of_the_reader_concerns_this_format_only() -> None:
-    assert SourceConfig(paths=("a",), format="code").content()["reader"] == 3
+    assert SourceConfig(paths=("a",), format="code").content()["reader"] == 4
     assert "reader" not in SourceConfig(paths=("a",), format="jsonl").content()
 
 
