@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from pipeline.engine.stage import EMPTY_LINES_KEPT, Drop, Row, Split
+from pipeline.extract.charset import decode
 from pipeline.sources.archives.tar import ArchiveMember, DecodedBytes, TarReader, is_unsafe
 from pipeline.sources.archives.zip import read_zip
 from pipeline.sources.code.config import ANY_LICENCE, CodeConfig
@@ -52,6 +53,8 @@ _STARS = ("max_stars_count", "star_events_count", "stars", "stars_count")
 _LANGUAGE_NAMES = ("lang", "language", "programming_language")
 _GITHUB = re.compile(r"[\w.-]+/[\w.-]+")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
+_CODING = re.compile(rb"(?:[^\n]*\n)?[^\n]{0,80}coding[:=][ \t]*([\w.-]{1,40})")
+"""The charset in a comment on one of the first two lines, as Python, Ruby and Emacs read it."""
 
 
 def open_code(split: Split, stream: ByteStream, config: SourceConfig) -> SourceRows:
@@ -194,7 +197,8 @@ def decode_code(data: bytes) -> str | None:
         try:
             text = data.decode("utf-8-sig")
         except UnicodeDecodeError:
-            text = data.decode("cp1252", "replace")
+            declared = _CODING.match(data)
+            text = decode(data, declared[1].decode() if declared is not None else None).text
     return text.replace("\r\n", "\n").replace("\r", "\n")
 
 

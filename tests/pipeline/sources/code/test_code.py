@@ -14,6 +14,7 @@ import pytest
 from pydantic import ValidationError
 
 from pipeline.extract.extract import ExtractConfig, make_extract
+from pipeline.sources.code.code import decode_code
 from pipeline.sources.code.config import CodeConfig
 from pipeline.sources.code.filters import content_problem, path_problem, visible_chars
 from pipeline.sources.code.languages import LANGUAGES, language_of
@@ -190,6 +191,28 @@ def test_rows_of_the_stack(tmp_path: Path) -> None:
 def test_languages(path: str, text: str, language: str | None) -> None:
     assert language_of(path, lambda size: text[:size]) == language
     assert language is None or language in LANGUAGES
+
+
+@pytest.mark.parametrize(
+    ("charset", "text"),
+    [
+        ("gbk", "# 读取配置文件并返回结果\ndef read(path):\n    return open(path).read()  # 打开文件\n"),
+        ("shift_jis", "/* 設定ファイルを読み込む */\nint main(void) { return 0; }\n"),
+        ("euc_kr", "# 설정 파일을 읽는다\nx = 1\n"),
+        ("cp1251", "// Чтение файла настроек\nint main() { return 0; }\n"),
+        ("koi8-r", "# -*- coding: koi8-r -*-\n# Да\nx = 1\n"),
+        ("latin-1", "# Größe der Datei\nx = 1\n"),
+        ("utf-16", "# Größe der Datei\nx = 1\n"),
+    ],
+)
+def test_charsets(charset: str, text: str) -> None:
+    assert decode_code(text.encode(charset)) == text
+
+
+def test_a_wrong_byte_costs_one_character() -> None:
+    assert decode_code("# Größe der Straße, für alle Übungen".encode() + b"\xff\n") == (
+        "# Größe der Straße, für alle Übungen\ufffd\n"
+    )
 
 
 # Licences
