@@ -137,16 +137,16 @@ def _read_package(fs: pafs.FileSystem, path: str, offset: int, length: int) -> b
 
 
 def _read_code(fs: pafs.FileSystem, path: str, offset: int, length: int) -> bytes:
-    if PARQUET.search(path):
-        return _read_row(fs, path, offset, length)
-    if ZIP.search(path):
-        return _read_range(fs, path, offset, length)
     if fs.get_file_info(path).type == pafs.FileType.Directory or is_loose(path):
         archive = FolderArchive(fs, path)
         archive.seek(offset)
         data = archive.read(length)
         archive.close()
         return data
+    if PARQUET.search(path):
+        return _read_row(fs, path, offset, length)
+    if ZIP.search(path):
+        return _read_range(fs, path, offset, length)
     return _read_line(fs, path, offset, length)
 
 

@@ -200,9 +200,9 @@ def _split(
     crawl = CRAWL.search(name)
     snapshot = config.snapshot or (crawl.group() if crawl else None)
     split = Split(ordinal, name, file.uri, size, identity, config.name, format_name, snapshot, name)
-    return replace(
-        split, companions=tuple(other.uri for other in companions), num_ranges=num_ranges(split, companions, config)
-    )
+    is_folder = file.info.type == pafs.FileType.Directory
+    ranges = 1 if is_folder else num_ranges(split, companions, config)
+    return replace(split, companions=tuple(other.uri for other in companions), num_ranges=ranges)
 
 
 def num_ranges(split: Split, companions: Sequence[Any], config: SourceConfig) -> int:

@@ -11,7 +11,14 @@ from typing import Any
 
 from pipeline.engine.stage import EMPTY_LINES_KEPT, Drop, Row, Split
 from pipeline.extract.charset import decode
-from pipeline.sources.archives.tar import ArchiveMember, DecodedBytes, TarReader, is_unsafe
+from pipeline.sources.archives.tar import (
+    BLOCK,
+    ArchiveMember,
+    DecodedBytes,
+    TarReader,
+    is_tar_header,
+    is_unsafe,
+)
 from pipeline.sources.archives.zip import read_zip
 from pipeline.sources.code.config import ANY_LICENCE, CodeConfig
 from pipeline.sources.code.filters import content_problem, path_problem
@@ -59,11 +66,14 @@ _CODING = re.compile(rb"(?:[^\n]*\n)?[^\n]{0,80}coding[:=][ \t]*([\w.-]{1,40})")
 
 def open_code(split: Split, stream: ByteStream, config: SourceConfig) -> SourceRows:
     """Yield the rows of an archive, of a folder as an archive, or of a file with one source file in each row."""
-    if ROWS.search(split.name):
+    stream.seek(0)
+    is_packed = is_tar_header(stream.read(BLOCK))  # also if the name of a folder looks like that of a file
+    stream.seek(0)
+    if ROWS.search(split.name) and not is_packed:
         return read_lines(split, stream, config, _parse)
-    if PARQUET.search(split.name):
+    if PARQUET.search(split.name) and not is_packed:
         return read_parquet(split, stream, _columns, lambda value: _row_of(value, config))
-    archive = _Archive(split, stream)
+    archive = _Archive(stream, is_zip=ZIP.search(split.name) is not None and not is_packed)
     return account_bytes(_items(split, archive, config), split, archive.size)
 
 
@@ -75,9 +85,8 @@ def is_loose(name: str) -> bool:
 class _Archive:
     """An archive that is read several times from its start."""
 
-    def __init__(self, split: Split, stream: ByteStream):
-        self._stream = stream
-        self._is_zip = ZIP.search(split.name) is not None
+    def __init__(self, stream: ByteStream, is_zip: bool):
+        self._stream, self._is_zip = stream, is_zip
         self._decoded: DecodedBytes | None = None
         self.commit: str | None = None
         """The commit that a tar archive names, once its start has been read."""

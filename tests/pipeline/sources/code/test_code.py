@@ -107,6 +107,17 @@ def test_a_folder_of_repositories_has_one_split_for_each(tmp_path: Path) -> None
     )
 
 
+@pytest.mark.parametrize("name", ["world.geo.json", "tables.parquet", "site.zip", "old.tar.gz"])
+def test_a_folder_may_have_the_name_of_a_file(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).mkdir()
+    (tmp_path / name / "LICENSE").write_text(MIT)
+    (tmp_path / name / "a.py").write_text(CODE * 40_000)
+    (split,) = find_splits(SourceConfig(paths=(f"{tmp_path}/*",), format="code", part_bytes=1 << 20))
+    assert (split.size > 1 << 20, split.num_ranges) == (True, 1)
+    rows = rows_of(f"{tmp_path}/*", part_bytes=1 << 20, code={"max_file_bytes": 8 << 20})
+    assert [row["licence"] for row, drop in rows if drop is None] == ["MIT"]
+
+
 def test_a_pattern_that_would_make_a_split_of_every_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"`\*\*` before the end of a pattern\. Name each level"):
         find_splits(SourceConfig(paths=(f"{tmp_path}/**/*.py",), format="code"))
