@@ -1,8 +1,9 @@
 """Hugging Face dataset folders: which Parquet and Arrow files of a folder belong to a split.
 
 Folders that `save_to_disk` wrote, copies of a repository and folders of the cache are supported. A file belongs to the
-split that its name or a folder names, such as `data/train-00000-of-00005.parquet`, `train/data-00000-of-00001.arrow`
-and `squad-train.arrow`; files that name no split belong to `train`.
+split that its name or a folder names, such as `data/train-00000-of-00005.parquet`, `partial-train/0000.parquet` and
+`squad-train.arrow`; files that name no split belong to `train`. Where others name `train`, the numbered files of any
+other name, such as `devtest-00000-of-00001.parquet`, are a split of that name.
 """
 
 import json
@@ -17,11 +18,13 @@ from schemas.errors import ConfigError
 TABLES = (".parquet", ".arrow")
 MARKERS = ("dataset_info.json", "dataset_dict.json", "state.json")
 """Files of a folder that `save_to_disk` or the cache wrote."""
-USUAL_SPLITS = ("train", "validation", "valid", "dev", "val", "test", "eval")
+USUAL_SPLITS = ("train", "validation", "valid", "dev", "val", "test", "testing", "eval", "evaluation")
 """Names of splits that files can have without a file that lists the splits."""
 MAX_FILES = 100_000
 MAX_INFO_BYTES = 16 << 20
-SHARD = re.compile(r"[-_.]\d{3,}(?:-of-\d{3,})?$")
+SHARD = re.compile(r"[-_.]\d{3,}(?:-of-\d{3,}(?:-[0-9a-f]{16})?)?$")
+UNNAMED = frozenset(("data", "part", "shard"))
+"""Names of numbered files that are those of no split; `save_to_disk` writes `data`."""
 
 
 def is_dataset_folder(folder: str) -> bool:
@@ -48,7 +51,7 @@ def files_of(folder: str, config: SourceConfig) -> list[str]:
     if not files:
         raise ConfigError("no Parquet or Arrow file in this folder. Name the folder of a dataset.")
     known = {*USUAL_SPLITS, *_listed_splits(folder)}
-    found = {name: _split_of(name, known) for name in files}
+    found = _splits_of(files, known)
     if settings.split == "all":
         return files
     chosen = [name for name in files if found[name] == settings.split]
@@ -86,11 +89,35 @@ def _listed_splits(folder: str) -> Sequence[str]:
     return names
 
 
-def _split_of(path: str, known: set[str]) -> str:
-    """Return the split of a file: of its own name, else of the innermost folder that has the name of one."""
+def _splits_of(files: Sequence[str], known: set[str]) -> dict[str, str]:
+    """Return the split of each file."""
+    named = {name: _split_of(name, known) for name in files}
+    has_train = "train" in named.values()
+    return {name: split or (has_train and _shard_name(name)) or "train" for name, split in named.items()}
+
+
+def _shard_name(path: str) -> str | None:
+    """Return the name of a numbered file without its number; None if it has no number, or a name of UNNAMED."""
+    stem = path.rpartition("/")[2].rpartition(".")[0]
+    name = SHARD.sub("", stem)
+    return name if name != stem and name not in UNNAMED else None
+
+
+def _split_of(path: str, known: set[str]) -> str | None:
+    """Return the split of a file: of its own name, else of the innermost folder that names one; None if none does."""
     *folders, name = path.split("/")
-    stem = SHARD.sub("", name.rpartition(".")[0])
-    for split in sorted(known, key=len, reverse=True):
-        if stem == split or re.search(rf"(?:^|[-_.]){re.escape(split)}$|^{re.escape(split)}[-_.]", stem):
-            return split
-    return next((folder for folder in reversed(folders) if folder in known), "train")
+    names = [SHARD.sub("", name.rpartition(".")[0]), *reversed(folders)]
+    return next((split for each in names if (split := _named_split(each, known)) is not None), None)
+
+
+def _named_split(name: str, known: set[str]) -> str | None:
+    """Return the split that a name consists of, begins or ends with, or else has among its words; None if it has none.
+
+    Words are divided as by Hugging Face: by signs and digits.
+    """
+    splits = sorted(known, key=lambda split: (-len(split), split))
+    for pattern in ("{}", "{}[-_. 0-9].*|.*[-_. 0-9]{}", ".*[-_. 0-9]{}[-_. 0-9].*"):
+        for split in splits:
+            if re.fullmatch(pattern.replace("{}", re.escape(split)), name, re.IGNORECASE | re.DOTALL):
+                return split
+    return None

@@ -65,6 +65,35 @@ def test_subsets_cache_files_and_files_without_a_split(tmp_path: Path) -> None:
         texts(tmp_path, format="hf", hf={"subset": "fr"})
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        "default/partial-test/0000.parquet",
+        "data/squad-test-00000-of-00001-0123456789abcdef.parquet",
+        "data/questions_test_clean-00000-of-00001.parquet",
+        "data/testing-00000-of-00001.parquet",
+        "data/TEST-00000-of-00001.parquet",
+        "data/Test/0.parquet",
+        "data/test0.parquet",
+        "plain_text/evaluation.v2/0000.parquet",
+        "data/devtest-00000-of-00001.parquet",
+        "data/unsupervised-00000-of-00001-0123456789abcdef.parquet",
+    ],
+)
+def test_files_of_other_splits_are_not_in_train(tmp_path: Path, name: str) -> None:
+    write(tmp_path / name, "no")
+    for kept in ("data/train-00000-of-00001.parquet", "default/partial-train/0000.parquet", "latest.parquet"):
+        write(tmp_path / kept, kept)
+    assert texts(tmp_path, format="hf") == [
+        *("data/train-00000-of-00001.parquet", "default/partial-train/0000.parquet", "latest.parquet")
+    ]
+
+
+def test_numbered_files_of_another_name_are_in_train_if_no_file_names_a_split(tmp_path: Path) -> None:
+    write(tmp_path / "data" / "corpus-00000-of-00001.parquet", "a")
+    assert texts(tmp_path) == ["a"]
+
+
 def test_a_path_that_is_no_dataset(tmp_path: Path) -> None:
     write(tmp_path / "a.parquet", "a")
     for path in (f"{tmp_path}/a.parquet", f"{tmp_path}/none", "s3://bucket/data"):
