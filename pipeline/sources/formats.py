@@ -16,9 +16,9 @@ from pipeline.engine.stage import Drop, RangeStart, Row, Split
 from pipeline.sources.archives.folders import FolderArchive
 from pipeline.sources.archives.seven_zip import MemberFrames
 from pipeline.sources.archives.tar import BLOCK, DecodedBytes, TarReader, is_tar_header
-from pipeline.sources.archives.zip import first_member
+from pipeline.sources.archives.zip import ZIP_START, first_member
 from pipeline.sources.books.books import open_books, read_whole_book
-from pipeline.sources.books.gutenberg import open_gutenberg, read_book
+from pipeline.sources.books.gutenberg import open_gutenberg, open_gutenberg_record, read_book
 from pipeline.sources.code.code import PARQUET, ROWS, ZIP, is_loose, open_code
 from pipeline.sources.compression import MAGIC_BYTES, ByteStream, FrameReader, Frames, is_compressed
 from pipeline.sources.config import SourceConfig
@@ -65,6 +65,8 @@ class FileFormat:
     """True if lengths count bytes; False if they count rows."""
     open_record: Callable[[Split, ByteStream, SourceConfig], Iterator[tuple[Row, Drop | None]]] | None = None
     """Yields the row of the bytes of one record, if it needs more than these bytes; None: `open` does."""
+    is_exact: Callable[[bytes], bool] = lambda data: True
+    """Returns False if `read_record` wrote the record in another form, whose size says nothing about the record."""
     companions: Callable[[SourceConfig], tuple[str, ...]] = lambda config: ()
     """Returns the paths and patterns of other files that the reader needs, as `Split.companions`."""
     needs: Callable[[str, str, SourceConfig], bool] = lambda name, companion, config: True
@@ -224,7 +226,15 @@ FORMATS: Mapping[str, FileFormat] = {
             starts=lambda name: find_row_groups,
         ),
         FileFormat("mediawiki", _DUMP, open_mediawiki, read_page, page_of),
-        FileFormat("gutenberg", NO_SUFFIX, open_gutenberg, read_book, first_member),
+        FileFormat(
+            "gutenberg",
+            NO_SUFFIX,
+            open_gutenberg,
+            read_book,
+            first_member,
+            open_record=open_gutenberg_record,
+            is_exact=lambda data: not data.startswith(ZIP_START),
+        ),
         FileFormat("books", _suffixes("epub"), open_books, read_whole_book, first_member),
         FileFormat("stackexchange", POSTS_NAMES, open_stackexchange, _read_post, lambda data: data, problem=problem_of),
         FileFormat(

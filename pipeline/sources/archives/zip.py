@@ -28,7 +28,7 @@ DAMAGE = (
 )
 """What reading a damaged archive raises. Errors of the storage are others."""
 _LOCAL = struct.Struct("<4s5H3I2H")
-_SIGNATURE, _CENTRAL, _END, _END_64 = b"PK\x03\x04", b"PK\x01\x02", b"PK\x05\x06", b"PK\x06\x06"
+ZIP_START, _CENTRAL, _END, _END_64 = b"PK\x03\x04", b"PK\x01\x02", b"PK\x05\x06", b"PK\x06\x06"
 _ENCRYPTED, _SIZES_FOLLOW, _UTF8 = 1, 8, 0x800
 _METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 _KNOWN_METHODS = frozenset((*_METHODS, 1, 2, 3, 4, 5, 6, 9, 10, 12, 14, *range(93, 100)))
@@ -46,7 +46,7 @@ def is_zip(stream: ByteStream) -> bool:
     stream.seek(0)
     head = stream.read(4)
     stream.seek(0)
-    return head == _SIGNATURE
+    return head == ZIP_START
 
 
 def is_unsafe_name(name: str) -> bool:
@@ -187,14 +187,14 @@ def _first_header(stream: ByteStream, start: int, end: int) -> int | None:
         block = kept + stream.read(min(_SLICE, end - at))
         if len(block) == len(kept):
             return None
-        place = block.find(_SIGNATURE)
+        place = block.find(ZIP_START)
         while place >= 0:
             header = at - len(kept) + place
             stream.seek(header)
             head = stream.read(_LOCAL.size)
             if len(head) == _LOCAL.size and header + _LOCAL.size < end and _is_header(head):
                 return header
-            place = block.find(_SIGNATURE, place + 1)
+            place = block.find(ZIP_START, place + 1)
         at += len(block) - len(kept)
     return None
 
@@ -288,7 +288,7 @@ def _is_directory(stream: ByteStream, start: int) -> bool:
 def _local(stream: ByteStream, start: int) -> _Entry | None:
     stream.seek(start)
     head = stream.read(_LOCAL.size)
-    if len(head) < _LOCAL.size or not head.startswith(_SIGNATURE):
+    if len(head) < _LOCAL.size or not head.startswith(ZIP_START):
         return None
     _, _, flags, method, _, _, crc, stored, size, name_size, _ = _LOCAL.unpack(head)
     raw = stream.read(name_size)
@@ -306,7 +306,7 @@ def _member(
     """Return a member and the offset of its end."""
     stream.seek(entry.start)
     head = stream.read(_LOCAL.size)
-    if len(head) < _LOCAL.size or not head.startswith(_SIGNATURE):
+    if len(head) < _LOCAL.size or not head.startswith(ZIP_START):
         return ArchiveMember(entry.start, entry.name, 0, drop=Drop("bad_member")), entry.start
     begin = entry.start + _LOCAL.size + sum(_LOCAL.unpack(head)[-2:])
     end = begin + max(0, entry.stored)
@@ -362,7 +362,7 @@ def _after_descriptor(stream: ByteStream, position: int) -> int:
     """Return the offset after the sizes that follow a member."""
     stream.seek(position)
     data = stream.read(64)
-    found = [at for at in (data.find(_SIGNATURE), data.find(_CENTRAL)) if at >= 0]
+    found = [at for at in (data.find(ZIP_START), data.find(_CENTRAL)) if at >= 0]
     return position + (min(found) if found else len(data))
 
 
@@ -422,7 +422,7 @@ def single_member(stream: ByteStream, offset: int, max_bytes: int) -> bytes:
 
 def first_member(data: bytes) -> bytes:
     """Return the content of the first member of an archive; the data itself if it is no archive."""
-    if not data.startswith(_SIGNATURE):
+    if not data.startswith(ZIP_START):
         return data
     try:
         archive = TextArchive(io.BytesIO(data))

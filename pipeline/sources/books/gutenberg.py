@@ -7,6 +7,7 @@ release and number are read from the header. An archive has a record for each me
 
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
@@ -20,6 +21,7 @@ from pipeline.sources.config import SourceConfig
 from pipeline.sources.lines import SourceRows
 from pipeline.sources.provenance import SourceItem, account_bytes, encodable, new_row, set_text
 from pipeline.sources.rows import meta_of
+from schemas.storage import resolve_uri
 
 MAX_HEADER_CHARS = 60_000
 """Length of the beginning of a file that is searched for the end of its header [code points]; the longest headers,
@@ -91,6 +93,17 @@ def open_gutenberg(split: Split, stream: ByteStream, config: SourceConfig) -> So
     return account_bytes(items(), split, lambda: whole.size)
 
 
+def open_gutenberg_record(split: Split, stream: ByteStream, config: SourceConfig) -> SourceRows:
+    """Yield the row of the file of a book, or of an archive of the one member that was read again.
+
+    The name of the split's file is that of the book only if this is an archive of one member too.
+    """
+    fs, path = resolve_uri(split.uri)
+    with fs.open_input_file(path) as file:
+        is_one = not is_zip(file) or len(TextArchive(file).members) == 1
+    return open_gutenberg(split if is_one else replace(split, name=""), stream, config)
+
+
 def _dropped(drop: Drop) -> tuple[Row, Drop]:
     return new_row("book"), drop
 
@@ -108,7 +121,7 @@ def _archive_items(stream: ByteStream, name: str, config: SourceConfig) -> Itera
             found = _dropped(Drop("not_a_book"))
         else:
             data = archive.read(info, config.max_record_bytes)
-            number = name if len(archive.members) == 1 else info.filename
+            number = name if name and len(archive.members) == 1 else info.filename
             found = _dropped(data) if isinstance(data, Drop) else _row(data, number, config)
         yield SourceItem(info.header_offset, *found)
 

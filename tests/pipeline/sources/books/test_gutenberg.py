@@ -194,6 +194,26 @@ def test_members_of_an_archive_are_records(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("name", "members", "numbers"),
+    [
+        ("two.zip", {"84-0.txt": b"words", "1342.txt": b"words"}, [84, 1342]),
+        ("77.zip", {"a.txt": b"words", "b.txt": b"words"}, [None, None]),
+        ("77.zip", {"a.txt": b"words"}, [77]),
+        ("one.zip", {"84-0.txt": b"words"}, [None]),
+    ],
+)
+def test_the_number_of_a_member_is_that_when_it_is_read_again(
+    tmp_path: Path, name: str, members: dict[str, bytes], numbers: list[int | None]
+) -> None:
+    (tmp_path / name).write_bytes(packed(**members))
+    config = SourceConfig(paths=(f"{tmp_path}/*",), format="gutenberg")
+    (split,) = find_splits(config)
+    rows = [row for row, _ in open_split(split, open_stream(split), config)]
+    assert [row["url"] for row in rows] == [n and f"https://www.gutenberg.org/ebooks/{n}" for n in numbers]
+    assert [refetch(split, row, config).changes for row in rows] == [()] * len(rows)
+
+
 def damaged_archives() -> dict[str, bytes]:
     whole = packed(a_txt=b"words " * 200)
     start = whole.index(b"a.txt") + 5
