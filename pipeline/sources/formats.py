@@ -5,7 +5,7 @@ A new format is a module with its reader, a row of FORMATS and a test: see `docs
 
 import io
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 
@@ -36,6 +36,11 @@ from pipeline.sources.wiki.mediawiki import open_mediawiki, page_of, read_page
 
 CODECS = "gz|zst|bz2|lz4"
 
+
+OF_META = frozenset(("meta_fields",))
+OF_CODE = OF_META | {"text_field", "url_field", "id_field", "date_field", "licence_field"}
+OF_ROWS = OF_CODE | {"text", "title_field", "parents_field"}
+OF_PAGES = frozenset(("http_statuses", "mime_types", "drop_truncated", "verify_digests"))
 
 StartFinder = Callable[[ByteStream, SourceConfig, Sequence[int]], Iterator[RangeStart]]
 """(file, settings, ascending places in the stored file) → for each place the first row at or after it. There is none
@@ -76,6 +81,8 @@ class FileFormat:
     packs: Callable[[str], bool] | None = None
     """True for names of files that are read as an archive of one file. If it is set, a folder is read as an archive
     too, so that one split has many files."""
+    settings: frozenset[str] = OF_META
+    """Settings of `[source]` that not all formats read, and this one does."""
     starts: Callable[[str], StartFinder | None] = _never
     """(name of a file) → what finds the rows with which ranges of a large file begin; None: a file is not divided."""
 
@@ -203,6 +210,7 @@ FORMATS: Mapping[str, FileFormat] = {
             open_warc,
             _read_range,
             _record_head,
+            settings=OF_PAGES,
             starts=lambda name: find_archive_starts,
         ),
         FileFormat(
@@ -211,11 +219,37 @@ FORMATS: Mapping[str, FileFormat] = {
             open_jsonl,
             _read_line,
             lambda data: data,
+            settings=OF_ROWS,
             starts=lambda name: find_line_starts,
         ),
-        FileFormat("arrow", _suffixes("arrows?|feather|ipc"), open_arrow, read_arrow_row, lambda data: b"", False),
-        FileFormat("csv", _suffixes("csv|tsv", CODECS), open_csv, _read_line, lambda data: data, True, open_csv_record),
-        FileFormat("hf", NO_SUFFIX, _open_shard, _read_shard, lambda data: b"", in_bytes=False, starts=_starts_of_rows),
+        FileFormat(
+            "arrow",
+            _suffixes("arrows?|feather|ipc"),
+            open_arrow,
+            read_arrow_row,
+            lambda data: b"",
+            in_bytes=False,
+            settings=OF_ROWS,
+        ),
+        FileFormat(
+            "csv",
+            _suffixes("csv|tsv", CODECS),
+            open_csv,
+            _read_line,
+            lambda data: data,
+            open_record=open_csv_record,
+            settings=OF_ROWS,
+        ),
+        FileFormat(
+            "hf",
+            NO_SUFFIX,
+            _open_shard,
+            _read_shard,
+            lambda data: b"",
+            in_bytes=False,
+            settings=OF_ROWS,
+            starts=_starts_of_rows,
+        ),
         FileFormat(
             "parquet",
             _suffixes("parquet|pq"),
@@ -223,6 +257,7 @@ FORMATS: Mapping[str, FileFormat] = {
             _read_row,
             lambda data: b"",
             in_bytes=False,
+            settings=OF_ROWS,
             starts=lambda name: find_row_groups,
         ),
         FileFormat("mediawiki", _DUMP, open_mediawiki, read_page, page_of),
@@ -251,7 +286,27 @@ FORMATS: Mapping[str, FileFormat] = {
         FileFormat(
             "unarxive", NO_SUFFIX, open_unarxive, _read_line, lambda data: data, starts=lambda name: find_line_starts
         ),
-        FileFormat("code", NO_SUFFIX, open_code, _read_code, _member_head, packs=is_loose, starts=_starts_of_rows),
+        FileFormat(
+            "code",
+            NO_SUFFIX,
+            open_code,
+            _read_code,
+            _member_head,
+            packs=is_loose,
+            settings=OF_CODE,
+            starts=_starts_of_rows,
+        ),
     )
 }
 """Format by name; a file has the first format whose suffixes match."""
+
+
+def ignored_settings(config: SourceConfig, read: Collection[str]) -> Iterator[str]:
+    """Yield a problem for each setting of a source that none of the formats of its files reads. `read`: their names."""
+    sections = config.formats().keys()
+    for name in sorted(config.model_fields_set & sections - {*read}):
+        yield f"expected a file of the format {name} for [source.{name}], got none. Remove it."
+    used = frozenset[str]().union(*(FORMATS[each].settings for each in read))
+    for name in sorted(config.model_fields_set & (OF_ROWS | OF_PAGES) - used):
+        formats = ", ".join(row.name for row in FORMATS.values() if name in row.settings)
+        yield f"expected a file of a format that reads source.{name} ({formats}), got none. Remove source.{name}."

@@ -62,36 +62,36 @@ class RowMapping:
     def __call__(self, value: Mapping[str, Any]) -> tuple[Row, Drop | None]:
         """Return the row of `documents` of a row with named fields, with a Drop if it cannot be a document."""
         config = self._config
-        url, stored = _found(value, config.url_field), {*self._text_paths}
+        url, stored = field_of(value, config.url_field), {*self._text_paths}
         origin = config.url_field
         if url is None or url == "":
             stored.add(config.url_field)
-            url, origin = _found(value, config.id_field), config.id_field
+            url, origin = field_of(value, config.id_field), config.id_field
         if isinstance(url, (str, int)) and len(name := str(url)) <= MAX_URL_CHARS:  # A union takes three times as long.
             row = new_row("row", encodable(name))
             stored.add(origin)
         else:
             row = new_row("row")
-        day = None if config.date_field is None else _found(value, config.date_field)
+        day = None if config.date_field is None else field_of(value, config.date_field)
         if config.date_field is not None and (found := date_of(day)) is not None:
             row["date"] = found
             stored.add(config.date_field)
         if config.licence_field is not None:
-            licence = _licence(_found(value, config.licence_field), config)
+            licence = _licence(field_of(value, config.licence_field), config)
             if licence is not None:
                 row["licence"] = licence
                 stored.add(config.licence_field)
-        if config.title_field is not None and isinstance(title := _found(value, config.title_field), str):
+        if config.title_field is not None and isinstance(title := field_of(value, config.title_field), str):
             set_title(row, title)
             stored.add(config.title_field)
         wrong: Drop | None = None
         if config.parents_field is not None:
-            wrong = set_parents(row, _found(value, config.parents_field))
+            wrong = set_parents(row, field_of(value, config.parents_field))
             stored.add(config.parents_field)
         row["meta"], row["_meta"] = meta_of(value, stored, config, day is not None and row["date"] is None)
         if wrong is not None:
             return row, wrong
-        text = self._text.join(value) if self._is_joined else _found(value, config.text_field)
+        text = self._text.join(value) if self._is_joined else field_of(value, config.text_field)
         if not isinstance(text, str):
             return row, Drop("no_text_field")
         return row, set_text(row, text, config)
@@ -106,7 +106,8 @@ class RowMapping:
         return [name for name in names if name in wanted and names.count(name) == 1]
 
 
-def _found(value: Mapping[str, Any], path: str) -> Any:
+def field_of(value: Mapping[str, Any], path: str) -> Any:
+    """Return the value of a field by its name or path; None if the row has no such field."""
     found = value.get(path)
     if found is None and "." in path and (found := lookup(value, path)) is MISSING:
         return None

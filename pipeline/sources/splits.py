@@ -21,7 +21,7 @@ from pipeline.sources.archives.folders import FolderArchive, folder_identity, li
 from pipeline.sources.common_crawl.download import RemoteStream
 from pipeline.sources.common_crawl.listing import crawl_splits, open_crawl_file
 from pipeline.sources.config import AUTO, SourceConfig
-from pipeline.sources.formats import FORMATS
+from pipeline.sources.formats import FORMATS, ignored_settings
 from pipeline.sources.tables.hf_folder import files_of, is_dataset_folder
 from schemas.config import Recipe, suggest_name
 from schemas.errors import ConfigError
@@ -115,6 +115,8 @@ def find_splits(config: SourceConfig) -> list[Split]:
             f"{suggest_name(config.format, (AUTO, *FORMATS))}. Correct source.format."
         )
     if config.crawl is not None:
+        if ignored := [*ignored_settings(config, ("warc",))]:
+            raise ConfigError(f"source.crawl: {ignored[0]}")
         return crawl_splits(config)
     problems: list[str] = []
     files: dict[str, _InputFile] = {}
@@ -155,10 +157,7 @@ def find_splits(config: SourceConfig) -> list[Split]:
         needs = FORMATS[format_name].needs
         needed = [other for other in companions.get(format_name, ()) if needs(name, other.name, config)]
         splits.append(_split(ordinal, file, (format_name, size, identity), needed, config))
-    read = {split.format for split in splits}
-    ignored = sorted(config.model_fields_set & config.formats().keys() - read)
-    if ignored and not problems:
-        problems.append(f"expected a file of the format {ignored[0]} for [source.{ignored[0]}], got none. Remove it.")
+    problems += () if problems else ignored_settings(config, {split.format for split in splits})
     if problems:
         raise ConfigError("\n  ".join([f"source.paths: {len(problems)} problem(s); nothing was started", *problems]))
     return splits

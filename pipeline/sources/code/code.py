@@ -35,7 +35,7 @@ from pipeline.sources.compression import ByteStream, FrameReader
 from pipeline.sources.config import SourceConfig
 from pipeline.sources.lines import SourceRows, parse_object, read_lines
 from pipeline.sources.provenance import SourceItem, account_bytes, encodable, new_row, set_text
-from pipeline.sources.rows import date_of, meta_of
+from pipeline.sources.rows import date_of, field_of, meta_of
 from pipeline.sources.tables.jsonl_parquet import read_parquet
 
 ROWS = re.compile(r"\.(?:jsonl|ndjson|json)(?:\.(?:gz|zst|bz2))?$", re.IGNORECASE)
@@ -262,14 +262,14 @@ def _columns(names: list[str]) -> list[str]:
 
 def _row_of(value: Mapping[str, Any], config: SourceConfig) -> tuple[Row, Drop | None]:
     names = (config.text_field,) if "text_field" in config.model_fields_set else _TEXT_FIELDS
-    text = next((value[name] for name in names if isinstance(value.get(name), str)), None)
+    text = next((text for name in names if isinstance(text := field_of(value, name), str)), None)
     path, repository = _first(value, _PATHS), _first(value, _REPOSITORIES)
     commit = _first(value, _COMMITS)
     row = new_row("code", _url(repository, path, commit) or _first(value, (config.url_field, config.id_field)))
     fields: dict[str, Any] = {"repository": repository, "path": path, "commit": commit, "language": None}
     fields["stars"] = next((value[name] for name in _STARS if isinstance(value.get(name), int | float)), None)
     if config.date_field is not None:
-        row["date"] = date_of(value.get(config.date_field))
+        row["date"] = date_of(field_of(value, config.date_field))
     if text is None:
         row["meta"], row["_meta"] = meta_of(fields, set(), config)
         return row, Drop("no_text_field")
@@ -288,7 +288,7 @@ def _row_of(value: Mapping[str, Any], config: SourceConfig) -> tuple[Row, Drop |
 def _licence_of(value: Mapping[str, Any], config: SourceConfig) -> str | None:
     """Return the licence of a row; a list of several applies as a whole."""
     names = (config.licence_field,) if config.licence_field else _LICENCES
-    found = next((value[name] for name in names if value.get(name)), None)
+    found = next((licence for name in names if (licence := field_of(value, name))), None)
     listed = found if isinstance(found, list | tuple) else [found]
     texts = list(dict.fromkeys(name.strip() for name in listed if isinstance(name, str) and name.strip()))[:50]
     return " AND ".join(f"({name})" if " " in name and len(texts) > 1 else name for name in texts) or None
@@ -303,4 +303,4 @@ def _url(repository: str | None, path: str | None, commit: str | None) -> str | 
 
 
 def _first(value: Mapping[str, Any], names: tuple[str, ...]) -> str | None:
-    return next((encodable(str(value[name])) for name in names if isinstance(value.get(name), str | int)), None)
+    return next((encodable(str(text)) for name in names if isinstance(text := field_of(value, name), str | int)), None)

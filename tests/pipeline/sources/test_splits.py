@@ -3,6 +3,7 @@
 import os
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import pyarrow.fs as pafs
@@ -289,3 +290,39 @@ def test_the_content_of_a_source_does_not_have_the_size_of_parts() -> None:
     assert sizes[0] == sizes[1] == sizes[2]
     with pytest.raises(ValueError, match="expected 0 or at least 1048576 bytes, got 1000"):
         SourceConfig(paths=("x",), part_bytes=1000)
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "problem"),
+    [
+        ("a.jsonl", {"mime_types": ["text/plain"]}, r"reads source\.mime_types \(warc\), got none\. Remove"),
+        (
+            "a.warc",
+            {"parents_field": "from"},
+            r"reads source\.parents_field \(jsonl, arrow, csv, hf, parquet\)",
+        ),
+        ("a.warc", {"meta_fields": ["a"]}, r"reads source\.meta_fields"),
+        ("a.tar", {"format": "code", "parents_field": "from"}, r"reads source\.parents_field"),
+        (
+            "a.jsonl",
+            {"format": "unarxive", "licence_field": "license"},
+            r"reads source\.licence_field \(.*code\)",
+        ),
+        ("RS_2015-01", {"text": ["title", "selftext"]}, r"reads source\.text "),
+    ],
+)
+def test_settings_that_no_file_reads_are_refused(
+    tmp_path: Path, name: str, settings: dict[str, Any], problem: str
+) -> None:
+    (tmp_path / name).write_bytes(b"x")
+    with pytest.raises(ConfigError, match=problem):
+        find_splits(SourceConfig.model_validate({"paths": [f"{tmp_path}/{name}"]} | settings))
+    if name == "a.warc":
+        (tmp_path / "b.jsonl").write_bytes(b"x")
+        assert len(find_splits(SourceConfig.model_validate({"paths": [f"{tmp_path}/*"]} | settings))) == 2
+
+
+def test_settings_that_no_file_of_a_crawl_reads_are_refused() -> None:
+    config = SourceConfig.model_validate({"crawl": "CC-MAIN-2024-10", "files": 1, "text_field": "body"})
+    with pytest.raises(ConfigError, match=r"source\.crawl: expected a file of a format that reads source\.text_field"):
+        find_splits(config)

@@ -173,6 +173,14 @@ def test_rows_of_the_stack(tmp_path: Path) -> None:
 # Languages
 
 
+def test_fields_of_rows_may_be_paths(tmp_path: Path) -> None:
+    row = {"body": {"code": CODE}, "path": "a.py", "info": {"licence": "MIT", "day": "2020-01-02"}}
+    (tmp_path / "a.jsonl").write_text(json.dumps(row))
+    settings = {"text_field": "body.code", "licence_field": "info.licence", "date_field": "info.day"}
+    ((found, drop),) = rows_of(f"{tmp_path}/a.jsonl", **settings)
+    assert (drop, found["text"], found["licence"], str(found["date"])[:10]) == (None, CODE, "MIT", "2020-01-02")
+
+
 @pytest.mark.parametrize(
     ("path", "text", "language"),
     [
