@@ -63,7 +63,7 @@ PARENTS = field(
     "parents",
     pa.list_(pa.string()),
     "documents that the text was made from, by id (hexadecimal) or URL, as `source.parents_field` names them; "
-    "null: none",
+    "of a question of Stack Exchange, its answers; null: none",
 )
 META_PREFIX = "meta."
 """Prefix of the names of fields in the column `meta` where a condition names them, such as `meta.score`."""
@@ -72,7 +72,7 @@ META_FIELDS, META_NUMBERS, META_CUT = "meta_fields", "meta_numbers", "meta_cut"
 all stored by cause."""
 
 DERIVED = "derived"
-"""Figure of `documents`: kept rows with parents, by source."""
+"""Figure of `documents`: kept rows with parents, by source that has `parents_field`."""
 
 VERDICT = [
     field("drop_stage", pa.string(), "stage that dropped the row; null when it was kept"),

@@ -83,6 +83,8 @@ class FileFormat:
     too, so that one split has many files."""
     settings: frozenset[str] = OF_META
     """Settings of `[source]` that not all formats read, and this one does."""
+    has_parents: bool = False
+    """True if rows name the documents that their texts were made from."""
     starts: Callable[[str], StartFinder | None] = _never
     """(name of a file) → what finds the rows with which ranges of a large file begin; None: a file is not divided."""
 
@@ -271,7 +273,15 @@ FORMATS: Mapping[str, FileFormat] = {
             is_exact=lambda data: not data.startswith(ZIP_START),
         ),
         FileFormat("books", _suffixes("epub"), open_books, read_whole_book, first_member),
-        FileFormat("stackexchange", POSTS_NAMES, open_stackexchange, _read_post, lambda data: data, problem=problem_of),
+        FileFormat(
+            "stackexchange",
+            POSTS_NAMES,
+            open_stackexchange,
+            _read_post,
+            lambda data: data,
+            problem=problem_of,
+            has_parents=True,
+        ),
         FileFormat(
             "reddit",
             REDDIT_NAMES,

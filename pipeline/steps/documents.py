@@ -30,6 +30,7 @@ from pipeline.sources.common_crawl.records import ChosenRecords
 from pipeline.sources.common_crawl.requests import UnreachableFileError
 from pipeline.sources.config import SourceConfig
 from pipeline.sources.first_rows import TextWatch, spread
+from pipeline.sources.formats import FORMATS
 from pipeline.sources.ranges import check_unchanged
 from pipeline.sources.source import gap_to_end, reasons_of
 from pipeline.sources.splits import HashedStream, files_by_part, open_stream
@@ -106,6 +107,7 @@ def build_documents(build: StepContext) -> dict[str, TableResult]:
     others = {name: spread([split for split in build.splits if split.source == name]) for name in build.recipe.sources}
     parts = files_by_part(with_file_ranges(build, with_ranges(build)))
     has_parents = any(parents_field_of(own) is not None for own in build.recipe.by_source().values())
+    has_parents |= any(FORMATS[split.format].has_parents for split in build.splits)
     more = ["parents"] if has_parents else []  # the column is in the parts of all sources
     finished = [build.finished_part([*map(identity_of, files), *more], files[0].source) for files in parts]
     tasks = [
@@ -165,6 +167,8 @@ def documents_part(task: DocumentsTask, retried: bool) -> PartResult:
                 check_columns(row, columns)
                 watch.see(row)
                 count_filters(row, counter, deciding)
+                if settings.parents_field is not None and row.get("drop_stage") is None and row.get(PARENTS.name):
+                    output.books.tally(DERIVED, row["source"])
                 write_row(row, output, config)
                 output.books.failures.check(limits, is_complete=False)
         output.figures[COUNTS] = counter.figures
@@ -290,8 +294,6 @@ def write_row(row: Row, output: PartOutput, config: TextConfig) -> None:
         books.tally("dropped_early", row["language"])
     if row.get("drop_stage") is None:
         row["body_chars"] = len(row["_body"])
-        if row.get(PARENTS.name):
-            books.tally(DERIVED, row["source"])
         if row.get(MEASURED_BY) is not None:
             books.tally(MEASURED_BY, f"{row['language'] or '?'}/{row[MEASURED_BY]}")
         for measure, number in (row.get("toxic_word_counts") or {}).items():

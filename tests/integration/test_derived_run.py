@@ -128,6 +128,28 @@ def test_another_run_of_derived_rows_is_compared_too(build: Build) -> None:
     assert urls_of(second) == {"http://free.example/2"}
 
 
+def test_an_answer_of_a_forum_is_removed_with_the_document_of_its_question(spark, tmp_path: Path) -> None:
+    draw = np.random.default_rng(11)
+    posts = [
+        f'<row Id="{number}" PostTypeId="{1 if number % 2 else 2}" ParentId="{number - 1}" Score="1" Title="Why?" '
+        f'CreationDate="2020-01-01" Body="&lt;p&gt;post{number} {" ".join(text_of(draw))}&lt;/p&gt;" />\n'
+        for number in range(1, 7)
+    ]
+    (tmp_path / "Posts.xml").write_text("<posts>\n" + "".join(posts) + "</posts>\n")
+    site = "source.stackexchange.site=coffee.stackexchange.com"
+    recipe = read_recipe(str(RECIPE), [f'source.paths="{tmp_path}/Posts.xml"', site, *SETTINGS, "dedup.near=false"])
+    folder = tmp_path / "forum"
+    run_steps(spark, prepare(recipe, "clean"), Store(str(folder)), 2)
+    assert DERIVED not in open_table(Store(str(folder)), "documents")[1].content.figures
+    address = "https://coffee.stackexchange.com"
+    assert urls_of(folder) == {f"{address}/questions/{number}" for number in (1, 3, 5)}
+    assert take_down(folder, url=[f"{address}/a/4"]) == 0
+    assert urls_of(folder) == {f"{address}/questions/{number}" for number in (1, 5)}
+    (certificate,) = certificates(folder)
+    assert (len(certificate.documents), certificate.derived) == (2, 1)
+    assert main(["takedown", str(folder), "--check", f"takedowns/{certificate.id}.json"]) == 0
+
+
 def test_bad_parents_are_counted(build: Build) -> None:
     folder = build("bad", [{"url": OTHER}, {"parents": 7}, {"parents": [ORIGINAL] * 10**4}, {"parents": ["no"]}])
     dropped = open_table(Store(str(folder)), "documents")[1].content.counts.dropped

@@ -273,6 +273,8 @@ class _Questions:
             "answer_offsets": [[answer.start, answer.length] for answer in answers] or None,
         }
         row["meta"], row["_meta"] = meta_of(meta, set(), config)
+        if answers:  # A takedown of an answer by its URL finds the document that holds its text.
+            row["parents"] = [f"{self._site}/a/{answer.id}" for answer in answers]
         if is_low:
             return row, Drop("low_score", float(score), float(settings.min_score or 0))
         if not answers and not settings.keep_unanswered:

@@ -96,6 +96,7 @@ def test_a_question_with_its_answers_best_first() -> None:
         [7, 5, 8, 9],
         [0, 8, 2, 2],
     )
+    assert row["parents"] == [f"https://coffee.stackexchange.com/a/{number}" for number in (7, 5, 8, 9)]
     for (offset, length), number in zip(meta["answer_offsets"], (7, 5, 8, 9), strict=True):
         assert f'<row Id="{number}"'.encode() in content[offset : offset + length]
     make_extract(ExtractConfig(extractor="all"), {})(row)
