@@ -45,6 +45,7 @@ REPEATED = "repeated"
 IDS_AT_ONCE = 1 << 24
 """Number of document ids in memory at once, about; the indexes are read once for each so many."""
 ROWS_AT_ONCE = 1 << 16
+INDEX_COLUMNS = ["doc_id", "num_tokens", "length", "num_bytes"]
 EXAMPLES = 3
 """Number of repeated documents that the figure names."""
 
@@ -53,13 +54,13 @@ def write_union(place: Store, runs: Sequence[Store]) -> Manifest:
     """Write a new run folder on the union of the datasets of several runs, and return the manifest of the union.
 
     The new run has the recipe and the tokenizer of the first. Raises ConfigError if a dataset is given twice or is on
-    another filesystem, or if the tokenizer contracts differ, and ContractError if a dataset has a document that was
-    taken down from another.
+    another filesystem, if the tokenizer contracts differ, or if two datasets have the same id for two records, and
+    ContractError if a dataset has a document that was taken down from another.
     """
     datasets = [open_dataset(run) for run in runs]
     check_members(place, datasets)
-    check_none_removed(datasets)
     manifest = union_manifest(place, datasets)
+    check_none_removed(datasets)
     tokenizer = datasets[0].tokenizer_folder.root
     tables = {
         "tokenizer": posixpath.relpath(tokenizer, place.child("tokenizer").root),
@@ -259,7 +260,10 @@ def repeated_documents(members: Sequence[tuple[Dataset, Member]]) -> dict[str, A
 
     Keys: `documents`; `tokens` of their copies in all members but the first; `held_out_and_trained`, the documents that
     one member holds out and another trains on; `examples`, ids (hex).
+
+    Raises ConfigError if members have the same id for different records: ids follow from the names of files.
     """
+    have_other_files = _have_other_files([member.run for _, member in members])
     total = sum(shard.num_documents for dataset, member in members for shard in _shards(dataset, member))
     passes = max(1, -(-total // IDS_AT_ONCE))
     documents = tokens = mixed = 0
@@ -272,6 +276,7 @@ def repeated_documents(members: Sequence[tuple[Dataset, Member]]) -> dict[str, A
         group = np.cumsum(is_first) - 1
         repeated = np.bincount(group) > 1
         held = np.bincount(group, rows["held_out"])
+        _check_same_records(rows, is_first, have_other_files)
         documents += int(repeated.sum())
         tokens += int(rows["tokens"][~is_first].sum())
         mixed += int((repeated & (held > 0) & (held < np.bincount(group))).sum())
@@ -280,8 +285,48 @@ def repeated_documents(members: Sequence[tuple[Dataset, Member]]) -> dict[str, A
     return {"documents": documents, "tokens": tokens, "held_out_and_trained": mixed, "examples": examples}
 
 
-ROW = np.dtype([("high", "u8"), ("low", "u8"), ("member", "i4"), ("held_out", "?"), ("tokens", "i8")])
-"""A document of a member: the two halves of its id, the member's number, and whether it is held out."""
+ROW = np.dtype(
+    [(name, "u8") for name in ("high", "low")]
+    + [("member", "i4"), ("held_out", "?")]
+    + [(name, "i8") for name in ("tokens", "length", "bytes")]
+)
+"""A document of a member: the two halves of its id, the member's number, whether it is held out, and the sizes of its
+tokens, its record and its text."""
+
+
+def _have_other_files(runs: Sequence[Store]) -> bool:
+    """Return True if two runs have read different input files of one name, as far as they have the table `documents`.
+
+    A name is that of the file below the source, from which ids follow.
+    """
+    known: dict[str, str] = {}
+    for run in runs:
+        if "documents" in read_run(run).tables:
+            content = open_table(run, "documents")[1].content
+            source = content.config.get("source", {}).get("name")
+            prefix = f"{source}/" if isinstance(source, str) else ""  # with several sources, names have it already
+            for entry in content.inputs:
+                if known.setdefault(prefix + entry.name, entry.sha256) != entry.sha256:
+                    return True
+    return False
+
+
+def _check_same_records(rows: NDArray[Any], is_first: NDArray[np.bool_], have_other_files: bool) -> None:
+    """Raise ConfigError if rows with the same id, which follow each other, are those of different records.
+
+    The length of a record follows from its file. The size of its text also follows from settings, so it is compared
+    only if two members have different files of one name.
+    """
+    names = ("length", "bytes") if have_other_files else ("length",)
+    differs = ~is_first[1:] & np.logical_or.reduce([rows[name][1:] != rows[name][:-1] for name in names])
+    if differs.any():
+        row = rows[1:][differs][0]
+        raise ConfigError(
+            f"expected members with an id for each document, got {int(differs.sum()):,} ids of different records in "
+            f"two of them, such as {int(row['high']):016x}{int(row['low']):016x}: they have read other files of the "
+            "same names. Set source.snapshot to another name in one of their recipes, or rename its files, and run it "
+            "again."
+        )
 
 
 def _rows(pair: tuple[Dataset, Member], place: int, number: int, passes: int) -> NDArray[Any]:
@@ -297,7 +342,8 @@ def _rows(pair: tuple[Dataset, Member], place: int, number: int, passes: int) ->
         rows = np.empty(len(chosen), ROW)
         rows["high"], rows["low"], rows["member"] = halves[chosen, 0], halves[chosen, 1], place
         rows["held_out"] = shard.stream.endswith(f"/{HELDOUT}")
-        rows["tokens"] = table.column("num_tokens").to_numpy()[chosen]
+        for name, column in (("tokens", "num_tokens"), ("length", "length"), ("bytes", "num_bytes")):
+            rows[name] = table.column(column).to_numpy()[chosen]
         parts.append(rows)
     return np.concatenate(parts)
 
@@ -309,7 +355,7 @@ def _shards(dataset: Dataset, member: Member) -> Iterator[Shard]:
 
 def _index_columns(dataset: Dataset, shard: Shard) -> pa.Table:
     try:
-        return pa.ipc.open_file(dataset.folder.open_input(shard.docs_path)).read_all().select(["doc_id", "num_tokens"])
+        return pa.ipc.open_file(dataset.folder.open_input(shard.docs_path)).read_all().select(INDEX_COLUMNS)
     except (OSError, pa.ArrowInvalid, KeyError) as error:
         raise ContractError(
             f"{dataset.folder.uri}/{shard.docs_path}: expected a readable index file, got an error: {error}. Restore "

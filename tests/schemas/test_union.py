@@ -2,7 +2,9 @@
 
 import json
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -17,7 +19,7 @@ from schemas.tables import DOCUMENTS
 from schemas.tokens import Dataset, open_dataset
 from schemas.union import describe_union, union_manifest, write_union
 from schemas.versions import attach_run, check_own_tables
-from tests.support.tiny_dataset import make_tiny_dataset
+from tests.support.tiny_dataset import make_tiny_dataset, tiny_documents
 from tests.support.tiny_takedown import certificates, take_down
 from train.data.document_index import DocumentIndex, read_table
 from train.data.shards import StreamReader
@@ -49,6 +51,26 @@ def documents(dataset: Dataset) -> list[dict]:
             for row in read_table(dataset.folder, shard.docs_path).to_pylist():
                 rows.append(row | {"stream": stream})
     return rows
+
+
+def add_documents(run: Store, row: Mapping[str, Any], source: Any = None, inputs: Mapping[str, str] = {}) -> None:
+    """Write the table `documents` of a row; `source`: its section, `inputs`: SHA-256 of each input file by name."""
+    folder = run.child("documents/v-1")
+    with PartWriter(folder, "part-00000", pa.schema([DOCUMENTS.field(name) for name in row])) as writer:
+        writer.add(row)
+    entry = writer.written.to_json()
+    paths = {entry["key"]: entry.pop("path")}
+    content = {
+        "table": "documents",
+        "stages": {},
+        "config": {"source": source} if source else {},
+        "inputs": [{"name": name, "bytes": 1, "sha256": digest * 64} for name, digest in inputs.items()],
+        "files": [entry],
+        "counts": {"rows_in": 1, "rows_kept": 1},
+    }
+    times = {"started": "2026-01-01T00:00:00+00:00", "wall_seconds": 1.0, "cpu_seconds": 1.0, "code_version": "0.1.0"}
+    write_manifest(folder, make_manifest(content, {"paths": paths, **times}, "documents"))
+    write_run(run, read_run(run).model_copy(update={"tables": {**read_run(run).tables, "documents": "v-1"}}))
 
 
 def test_a_stream_of_the_union_is_the_streams_of_its_members(runs: list[Store]) -> None:
@@ -131,6 +153,45 @@ def test_documents_held_out_by_one_member_only(runs: list[Store], tmp_path: Path
     assert "are held out in one and trained on in another" in describe_union(manifest)
 
 
+def changed(**values: Any) -> Any:
+    """A function that yields the documents of a tiny dataset with these values."""
+    return lambda *arguments: (row | values for row in tiny_documents(*arguments))
+
+
+def test_ids_of_different_records_are_refused(tmp_path: Path) -> None:
+    one = make_tiny_dataset(tmp_path / "one", {"web": 20})
+    two = make_tiny_dataset(tmp_path / "two", {"web": 30}, documents=changed(length=901))
+    with pytest.raises(ConfigError, match=r"got 20 ids of different records .*source\.snapshot"):
+        write_union(Store(str(tmp_path / "union")), [one, two])
+    assert not (tmp_path / "union").exists()
+
+
+@pytest.mark.parametrize(
+    ("source", "name", "digest", "is_refused"),
+    [
+        ({"name": "web"}, "a.parquet", "b", True),
+        ({"name": "web"}, "a.parquet", "a", False),
+        ({"web": {}, "books": {}}, "web/a.parquet", "b", True),
+        ({"web": {}, "books": {}}, "books/a.parquet", "b", False),
+    ],
+)
+def test_records_without_a_size_are_known_by_their_files(
+    tmp_path: Path, source: Any, name: str, digest: str, is_refused: bool
+) -> None:
+    """As rows of Parquet files; the same file gives texts of other sizes with other settings."""
+    one = make_tiny_dataset(tmp_path / "one", {"web": 20}, documents=changed(length=1))
+    two = make_tiny_dataset(tmp_path / "two", {"web": 20}, documents=changed(length=1, num_bytes=7))
+    row = {"doc_id": b"x" * 16, "url": None, "domain": None}
+    add_documents(one, row, {"name": "web"}, {"a.parquet": "a"})
+    add_documents(two, row, source, {name: digest})
+    place = Store(str(tmp_path / "union"))
+    if is_refused:
+        with pytest.raises(ConfigError, match="got 20 ids of different records"):
+            write_union(place, [one, two])
+    else:
+        assert write_union(place, [one, two]).content.figures["repeated"]["documents"] == 20
+
+
 def test_refusals(runs: list[Store], tmp_path: Path) -> None:
     first, second, union = runs
     place = Store(str(tmp_path / "new"))
@@ -181,22 +242,7 @@ def test_a_removed_page_is_known_by_the_url_in_documents_if_that_of_the_dataset_
     two = make_tiny_dataset(tmp_path / "two", {"news": 30}, suffix="b")
     page, same = documents(open_dataset(one))[4], documents(open_dataset(two))[7]
     row = {"doc_id": same["doc_id"], "url": page["url"], "domain": "example.org"}
-    folder = two.child("documents/v-1")
-    with PartWriter(folder, "part-00000", pa.schema([DOCUMENTS.field(name) for name in row])) as writer:
-        writer.add(row)
-    entry = writer.written.to_json()
-    paths = {entry["key"]: entry.pop("path")}
-    content = {
-        "table": "documents",
-        "stages": {},
-        "config": {},
-        "inputs": [],
-        "files": [entry],
-        "counts": {"rows_in": 1, "rows_kept": 1},
-    }
-    times = {"started": "2026-01-01T00:00:00+00:00", "wall_seconds": 1.0, "cpu_seconds": 1.0, "code_version": "0.1.0"}
-    write_manifest(folder, make_manifest(content, {"paths": paths, **times}, "documents"))
-    write_run(two, read_run(two).model_copy(update={"tables": {**read_run(two).tables, "documents": "v-1"}}))
+    add_documents(two, row)
     assert take_down(tmp_path / "one", url=[page["url"]]) == 0
     with pytest.raises(ContractError, match=f"/two: expected a dataset without .* got doc_id {same['doc_id'].hex()}"):
         write_union(Store(str(tmp_path / "union")), [one, two])
