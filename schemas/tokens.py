@@ -21,6 +21,9 @@ from schemas.tables import PROVENANCE, field
 RESERVED = ("pad", "bos", "eos", "mask", "tombstone", *(f"sentinel_{i}" for i in range(100)))
 BATCH_DOCUMENTS = 1024
 TRAIN, HELDOUT = "train", "heldout"
+HELDOUT_BY, BY_TEXT = "heldout_by", "text"
+"""The figure of a dataset whose documents are held out by their texts, also of a member of a union, and its value;
+other datasets have none."""
 MEMBERS = "members"
 """The figure in the manifest of a union that lists its members."""
 MEMBERSHIP = "membership"

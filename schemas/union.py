@@ -36,7 +36,19 @@ from schemas.removed import RemovedDocuments
 from schemas.storage import Store
 from schemas.tables import PARENTS
 from schemas.takedown import REMOVED_ID, Certificate
-from schemas.tokens import HELDOUT, MEMBERS, MEMBERSHIP, Dataset, Member, Shard, docs_key, open_dataset, shard_key
+from schemas.tokens import (
+    BY_TEXT,
+    HELDOUT,
+    HELDOUT_BY,
+    MEMBERS,
+    MEMBERSHIP,
+    Dataset,
+    Member,
+    Shard,
+    docs_key,
+    open_dataset,
+    shard_key,
+)
 from schemas.versions import DATASET
 
 UNION_VERSION = 1
@@ -181,7 +193,7 @@ def union_manifest(place: Store, datasets: Sequence[Dataset]) -> Manifest:
                     "settings": member.settings,
                     "shards": {stream: len(numbers) for stream, numbers in member.shards.items()},
                     "by_url": len(member.by_url),
-                    **_root(member),
+                    **_own_figures(member),
                 }
                 for member in members
             ],
@@ -236,10 +248,10 @@ def _files(
     return files, paths, blocks
 
 
-def _root(member: Member) -> dict[str, Any]:
-    """Return the Merkle root of a member, against which `penstock prove` proves its documents, if it has one."""
-    root = read_manifest(member.folder).content.figures.get(MEMBERSHIP)
-    return {} if root is None else {MEMBERSHIP: root}
+def _own_figures(member: Member) -> dict[str, Any]:
+    """Return the Merkle root of a member, by which `penstock prove` proves its documents, and what it holds out by."""
+    figures = read_manifest(member.folder).content.figures
+    return {name: figures[name] for name in (MEMBERSHIP, HELDOUT_BY) if figures.get(name) is not None}
 
 
 def _num_bytes(member: Member) -> int:
@@ -370,6 +382,11 @@ def describe_union(manifest: Manifest) -> str:
     names = [f"{posixpath.basename(run)} ({digest[:12]})" for run, digest in zip(runs, digests, strict=True)]
     text = f"union of {' and '.join(names)}"
     repeated = manifest.content.figures[REPEATED]
+    if not _holds_out_the_same(manifest):
+        text += (
+            "; texts that one of them holds out may be trained on in another: to hold out the same, give all of them "
+            f'tokens.heldout_by = "{BY_TEXT}" and the same tokens.seed and tokens.heldout_share'
+        )
     if not repeated["documents"]:
         return f"{text}; no document is in two of them"
     examples = ", ".join(identifier[:12] for identifier in repeated["examples"])
@@ -383,3 +400,15 @@ def describe_union(manifest: Manifest) -> str:
             "them down from one of the runs, or give both the same tokens.seed and tokens.heldout_share"
         )
     return text
+
+
+def _holds_out_the_same(manifest: Manifest) -> bool:
+    """Return True if no member of a union trains on a text that another one holds out, but for near copies."""
+    figures = manifest.content.figures
+    if not any(name.endswith(f"/{HELDOUT}") for name in figures["streams"]):
+        return True
+    chosen = {
+        (entry.get(HELDOUT_BY), entry["settings"].get("seed"), entry["settings"].get("heldout_share"))
+        for entry in figures[MEMBERS]
+    }
+    return len(chosen) == 1 and all(by == BY_TEXT for by, *_ in chosen)

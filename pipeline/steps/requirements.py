@@ -20,6 +20,7 @@ from pipeline.tokens.streams import (
     TOKENS,
     TokensConfig,
     check_mix_sources,
+    is_held_out_by_text,
 )
 from schemas.config import Recipe, suggest_name
 from schemas.errors import ConfigError
@@ -113,6 +114,6 @@ def bucket_tables(recipe: Recipe) -> tuple[str, ...]:
         names = ("documents", config.measure.table)
     elif config.buckets_by:
         names = ("documents", "templates", "verdicts", "repeats")
-    if config.heldout_share and recipe.section(DEDUP.name, DedupConfig).scope:
+    if is_held_out_by_text(recipe):
         names = tuple(dict.fromkeys((*names, "documents", "templates")))
     return names

@@ -17,7 +17,6 @@ import pyarrow.parquet as pq
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from pipeline.dedup.config import DEDUP, DedupConfig
 from pipeline.engine.parquet import Part
 from pipeline.engine.part import PartResult, TaskResult, complete_part
 from pipeline.engine.progress import doing
@@ -29,14 +28,13 @@ from pipeline.membership.tree import Subtree, value_of
 from pipeline.perplexity.stage import HEAD_CUT, MIDDLE_CUT
 from pipeline.tokens.shards import write_by_url, write_shard
 from pipeline.tokens.streams import (
-    BY_TEXT,
-    HELDOUT_BY,
     MIX_RULE,
     TOKENS,
     Sorting,
     TokensConfig,
     check_mix,
     describe_shortfalls,
+    is_held_out_by_text,
     mix_figure,
     streams_of_part,
 )
@@ -49,7 +47,7 @@ from schemas.mix import Mix, read_mix
 from schemas.older_tables import read_batches
 from schemas.storage import CheckedPath, Store
 from schemas.tables import PROVENANCE
-from schemas.tokens import TokenizerContract
+from schemas.tokens import BY_TEXT, HELDOUT_BY, TokenizerContract
 from schemas.urls import surt
 
 SPARK_SAFE_TYPES = {"doc_id": pa.binary(), "date": pa.int64()}
@@ -123,7 +121,7 @@ def build_tokens(build: StepContext) -> dict[str, TableResult]:
     config = build.recipe.section("tokens", TokensConfig)
     contract = TokenizerContract.model_validate(build.inputs["tokenizer"].manifest.content.figures["contract"])
     mix = read_mix(build.models[TOKENS.name][MIX_RULE].path) if config.mix else None
-    by_text = bool(config.heldout_share and build.recipe.section(DEDUP.name, DedupConfig).scope)
+    by_text = is_held_out_by_text(build.recipe)
     sorting = Sorting(config, {name: part.keep for name, part in mix.sources.items()} if mix else {}, by_text=by_text)
     tasks = encode_tasks(build, contract, sorting)
     encoded = persist_on_disk(dataframe_from_tasks(build.spark, encode_part, tasks, ENCODED_DDL))

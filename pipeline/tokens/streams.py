@@ -9,7 +9,7 @@ buckets are computed from stored tables, so another signal can define them witho
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePath
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -17,9 +17,10 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pydantic import Field, model_validator
 
+from pipeline.dedup.config import DEDUP, DedupConfig
 from pipeline.engine.parquet import ROWS_AT_ONCE, Part, read_measured
 from pipeline.engine.stage import Drop, Relation, Row
-from schemas.config import Section, location, suggest_name
+from schemas.config import Recipe, Section, location, suggest_name
 from schemas.entries import lookup_entry
 from schemas.errors import ConfigError, ContractError
 from schemas.ids import is_in_share, shuffle_key
@@ -29,7 +30,7 @@ from schemas.older_tables import read_batches
 from schemas.signals import FAMILIES
 from schemas.storage import Store
 from schemas.takedown import takedown_ancestry
-from schemas.tokens import HELDOUT, TRAIN, Dataset, name_of_copies, shard_key, split_copies
+from schemas.tokens import BY_TEXT, HELDOUT, HELDOUT_BY, TRAIN, Dataset, name_of_copies, shard_key, split_copies
 
 Value = TypeVar("Value")
 BUCKET_SEPARATOR = "+"
@@ -79,6 +80,10 @@ class TokensConfig(Section):
     """Share of the documents that are held out, chosen by a hash of their duplicate cluster. All copies of a document
     are therefore either in training or held out. With `dedup.scope`, copies may be in several clusters, and the hash is
     of the normalised text: equal texts are on one side, but near copies may be on both."""
+    heldout_by: Literal["text"] | None = None
+    """"text": documents are held out by a hash of the normalised text in any case, as with `dedup.scope`. Runs with the
+    same `seed` and `heldout_share` then hold out the same texts, so that no member of a union trains on a text that
+    another one holds out. None: by cluster unless `dedup.scope` is set."""
     seed: int = Field(0, ge=0)
     """Seed of the global shuffle."""
     buckets_by: str = ""
@@ -95,9 +100,18 @@ class TokensConfig(Section):
     """File that `penstock mix suggest` wrote: the share of each source's training documents to keep, and the number of
     tokens that it recommends. Empty = all documents are kept."""
 
+    def content(self) -> dict[str, Any]:
+        """Return the fields that change what is written; `heldout_by`, which was added later, only if it is set."""
+        return {name: value for name, value in super().content().items() if name != "heldout_by" or value is not None}
+
     @model_validator(mode="after")
     def _consistent(self) -> "TokensConfig":
         by, cuts = self.buckets_by, self.bucket_cuts
+        if self.heldout_by is not None and not self.heldout_share:
+            raise ValueError(
+                "heldout_by would be ignored: heldout_share is 0. Remove tokens.heldout_by, or set "
+                "tokens.heldout_share."
+            )
         if by not in ("", BY_PERPLEXITY) and self.measure is None:
             raise ValueError(
                 f"buckets_by: expected a signal or score, got {by!r}{suggest_name(by, BUCKET_CHOICES)}. "
@@ -158,8 +172,11 @@ TOKENS = Relation(
 )
 
 
-HELDOUT_BY, BY_TEXT = "heldout_by", "text"
-"""The figure of a dataset whose documents are held out by their texts, and its value; other datasets have none."""
+def is_held_out_by_text(recipe: Recipe) -> bool:
+    """Return True if documents are held out by their texts and not by their clusters."""
+    config = recipe.section(TOKENS.name, TokensConfig)
+    has_scope = bool(recipe.section(DEDUP.name, DedupConfig).scope)
+    return config.heldout_share > 0 and (has_scope or config.heldout_by == BY_TEXT)
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 import json
 import shutil
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from schemas.tables import DOCUMENTS
 from schemas.tokens import Dataset, open_dataset
 from schemas.union import describe_union, union_manifest, write_union
 from schemas.versions import attach_run, check_own_tables
+from tests.support.lineage_run import edit
 from tests.support.tiny_dataset import make_tiny_dataset, tiny_documents
 from tests.support.tiny_takedown import certificates, take_down
 from train.data.document_index import DocumentIndex, read_table
@@ -151,6 +153,33 @@ def test_documents_held_out_by_one_member_only(runs: list[Store], tmp_path: Path
     assert figure["documents"] == 30
     assert figure["held_out_and_trained"] == len((held[0] ^ held[1]) & known) > 0
     assert "are held out in one and trained on in another" in describe_union(manifest)
+
+
+@pytest.mark.parametrize(
+    ("figure", "settings", "is_named"),
+    [
+        ("text", {"seed": 3, "heldout_share": 0.1}, False),
+        ("text", {"seed": 3, "heldout_share": 0.2}, True),
+        ("text", {"seed": 4, "heldout_share": 0.1}, True),
+        (None, {"seed": 3, "heldout_share": 0.1}, True),
+    ],
+)
+def test_members_that_hold_out_other_texts_are_named(
+    tmp_path: Path, figure: str | None, settings: dict[str, Any], is_named: bool
+) -> None:
+    runs = [make_tiny_dataset(tmp_path / name, {"web": 20}, suffix=name) for name in ("one", "two")]
+    for run, by, own in zip(runs, ("text", figure), ({"seed": 3, "heldout_share": 0.1}, settings), strict=True):
+        edit(run, "tokens", partial(held_out, by=by, settings=own))
+    text = describe_union(write_union(Store(str(tmp_path / "union")), runs))
+    assert ("texts that one of them holds out may be trained on in another" in text) is is_named
+    assert "no document is in two of them" in text
+
+
+def held_out(content: dict[str, Any], by: str | None, settings: Mapping[str, Any]) -> None:
+    """Set what the manifest of a dataset says about held-out documents."""
+    content["config"] = {"tokens": {**settings, "chunk_tokens": 256}}
+    if by is not None:
+        content["figures"]["heldout_by"] = by
 
 
 def changed(**values: Any) -> Any:

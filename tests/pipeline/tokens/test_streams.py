@@ -7,6 +7,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from pydantic import ValidationError
 
 from jobs.recipe import read_recipe
 from pipeline.engine.parquet import WrittenFile
@@ -164,11 +165,19 @@ def test_the_weight_of_clean_decides_the_stream(tmp_path: Path) -> None:
         ((), ()),
         (('dedup.scope=["snapshot"]',), ("documents", "templates")),
         (('dedup.scope=["snapshot"]', "tokens.heldout_share=0"), ()),
+        (("tokens.heldout_by=text",), ("documents", "templates")),
     ],
 )
 def test_texts_decide_where_copies_are_kept(overrides: tuple[str, ...], tables: tuple[str, ...]) -> None:
     plain = ('tokens.buckets_by=""', "tokens.bucket_cuts=[]")
     assert bucket_tables(read_recipe(str(RECIPE), [*plain, *overrides])) == tables
+
+
+def test_the_setting_of_held_out_texts() -> None:
+    assert "heldout_by" not in TokensConfig().content()
+    assert TokensConfig(heldout_by="text").content()["heldout_by"] == "text"
+    with pytest.raises(ValidationError, match=r"heldout_by would be ignored: heldout_share is 0"):
+        TokensConfig(heldout_by="text", heldout_share=0)
 
 
 def test_equal_texts_are_on_one_side_of_a_dataset(tmp_path: Path) -> None:
