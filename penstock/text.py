@@ -59,6 +59,9 @@ class Redacted(str):
         redacted.counts = counts
         return redacted
 
+    def __getnewargs__(self) -> tuple[str, Mapping[str, int]]:  # type: ignore[override]  # a copy of str has its text
+        return self.text, self.counts
+
     @property
     def text(self) -> str:
         """The text as a plain `str`."""
@@ -80,6 +83,9 @@ class Language(str):
         language = super().__new__(cls, code)
         language.score, language.share, language.second = score, share, second
         return language
+
+    def __getnewargs__(self) -> tuple[str, float, float | None, str | None]:  # type: ignore[override]
+        return str.__str__(self), self.score, self.share, self.second
 
 
 def extract(html: str | bytes, charset: str | None = None, url: str | None = None, **settings: Any) -> Extracted:

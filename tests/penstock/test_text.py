@@ -1,7 +1,12 @@
 """`penstock.extract`, `detect_language`, `signals` and `redact`: the stages of the pipeline on single texts."""
 
+import copy
+import pickle
 import subprocess
 import sys
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from typing import Any
 
 import pytest
 
@@ -176,3 +181,18 @@ def test_the_import_is_cheap_and_loads_neither_spark_nor_torch() -> None:
 def test_settings_of_several_extractors_need_a_run() -> None:
     with pytest.raises(ConfigError, match="expected settings of one page, got compare, union, which a run uses"):
         penstock.extract("<p>x", union=["penstock", "all"], compare="all")
+
+
+@pytest.mark.parametrize("again", [copy.copy, copy.deepcopy, lambda value: pickle.loads(pickle.dumps(value))])
+def test_results_can_be_copied_and_sent_to_other_processes(again: Callable[[Any], Any]) -> None:
+    redacted, language = penstock.redact("Write to jane@example.org."), penstock.detect_language(ENGLISH)
+    for value, attributes in ((redacted, ("counts",)), (language, ("score", "share", "second"))):
+        other = again(value)
+        assert (type(other), other) == (type(value), value)
+        assert [getattr(other, name) for name in attributes] == [getattr(value, name) for name in attributes]
+
+
+def test_a_pool_of_processes_redacts() -> None:
+    with ProcessPoolExecutor(1) as pool:
+        (redacted,) = pool.map(penstock.redact, ["Write to jane@example.org."])
+    assert (redacted, redacted.counts) == ("Write to <EMAIL>.", {"email": 1})
