@@ -18,7 +18,15 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from pipeline.inspect.show import columns_of_run, expand_meta, judged_part, meta_columns, mix_of, parse_where
+from pipeline.inspect.show import (
+    columns_of_run,
+    expand_meta,
+    judged_part,
+    meta_columns,
+    mix_of,
+    parse_where,
+    where_columns,
+)
 from schemas.config import suggest_name
 from schemas.errors import ConfigError
 from schemas.manifest import RUN_NAME, Counts, TableVersion, current_tables, read_run
@@ -54,6 +62,8 @@ class Rows:
     condition: pc.Expression | None = None
     most: int | None = None
     """Maximum number of rows; None = all."""
+    compared: frozenset[str] = frozenset()
+    """Columns that the condition names."""
 
     def where(self, condition: str) -> "Rows":
         """Return the rows that also meet a condition, such as `language = 'de' and gopher_num_words < 60`.
@@ -61,16 +71,19 @@ class Rows:
         The conditions are those of `penstock show --where`. Raises ConfigError if the condition cannot be parsed.
         """
         parsed = parse_where(condition, self.schema)
-        return replace(self, condition=parsed if self.condition is None else self.condition & parsed)
+        both = parsed if self.condition is None else self.condition & parsed
+        return replace(self, condition=both, compared=self.compared | where_columns(condition, self.schema))
 
     def select(self, *names: str) -> "Rows":
         """Return the rows with these columns only. Raises ConfigError if there is no such column."""
         if wrong := [f"{name!r}{suggest_name(name, self.schema.names)}" for name in names if name not in self.names]:
             raise ConfigError(f"select: expected names of columns, got {', '.join(wrong)}. Correct the name.")
-        return replace(self, selected=names)
+        return replace(self, selected=tuple(dict.fromkeys(names)))
 
     def limit(self, number: int) -> "Rows":
-        """Return the first `number` rows, in the order of the table."""
+        """Return the first `number` rows, in the order of the table. Raises ConfigError if it is negative."""
+        if number < 0:
+            raise ConfigError(f"limit: expected a number of rows of at least 0, got {number}. Correct it.")
         return replace(self, most=number if self.most is None else min(number, self.most))
 
     @property
@@ -81,7 +94,7 @@ class Rows:
     def batches(self) -> Iterator[pa.Table]:
         """Yield the rows part by part. A part without such rows yields nothing."""
         left = self.most
-        for part in self.read(self.selected):
+        for part in self.read((*self.selected, *sorted(self.compared.difference(self.selected)))):
             if left is not None and left <= 0:
                 return
             rows = part if self.condition is None else part.filter(self.condition)

@@ -74,6 +74,14 @@ def test_selected_columns_and_text(run: penstock.Run) -> None:
     assert all(row["text"] for row in rows)
 
 
+def test_conditions_may_name_columns_that_are_not_selected(run: penstock.Run) -> None:
+    rows = run.documents.where("text is not null").where("drop_stage is null")
+    kept = run.counts("clean").rows_kept
+    assert rows.count() == rows.select("doc_id", "title").count() == rows.select("url").to_arrow().num_rows == kept
+    assert run.documents.where("title contains 'no such title'").count() == 0
+    assert rows.select("url", "doc_id", "url").limit(1).to_arrow().column_names == ["url", "doc_id"]
+
+
 def test_limits_read_no_more_than_they_need(run: penstock.Run) -> None:
     assert run.documents.limit(7).count() == 7
     assert run.documents.limit(7).limit(9).count() == 7
@@ -121,6 +129,7 @@ def test_a_step_and_its_documents_name_each_other(planned: penstock.Run) -> None
         (lambda run: run.table("cleen"), "did you mean 'clean'?"),
         (lambda run: run.table("scores"), "expected a table of the run, got 'scores'"),
         (lambda run: run.table("tokens"), "expected a table of rows, got 'tokens'"),
+        (lambda run: run.documents.limit(-1), "expected a number of rows of at least 0, got -1"),
         (lambda run: run.trace(), "expected one of step, url, doc, domain, contains, got none of them"),
         (lambda run: run.trace(step=1, url="x"), "got step, url"),
         (lambda run: run.whatif({"quality.min_words": object()}), "expected a number, text, list or dictionary"),
