@@ -18,6 +18,7 @@ from schemas.logs import LOGGER
 from schemas.manifest import check_folder, read_run
 from schemas.overrides import load_recipe, parse_recipe
 from schemas.storage import Store
+from schemas.versions import PinnedRun
 from train.config.settings import SECTIONS
 from train.config.train import TrainConfig
 
@@ -109,6 +110,11 @@ def stored_recipe(run: Store, overrides: Sequence[str], name: str = "", trust: b
     `name`: name of the run in errors; empty = its folder. `trust`: see `stored_sections`.
     """
     recipe = stored_sections(run, trust)
+    if not recipe and isinstance(run, PinnedRun):
+        raise ConfigError(
+            f"{run.pinned_address}: expected a version whose manifest has its recipe, got one that an older penstock "
+            "made. Run `penstock run` again with its settings in a new folder."
+        )
     if not recipe:
         check_folder(run)
         raise ConfigError(

@@ -35,6 +35,7 @@ from schemas.overrides import Unset, toml_text
 from schemas.storage import Store
 from schemas.tables import TABLES, TEXT, with_hex_ids
 from schemas.tokens import HELDOUT, TRAIN, Dataset, open_dataset
+from schemas.versions import address_to_read
 from schemas.versions import open_run_to_read as open_folder
 from train.plan.plan import read_plan
 
@@ -145,10 +146,14 @@ class Tokens:
     def torch_dataset(self, stage: int = 0) -> "SampleDataset":
         """Return the samples of the run's plan as a `torch.utils.data.Dataset`, in the order of training.
 
-        `stage`: number of the training stage, from 0. Needs torch. Raises ContractError if the run has no plan.
+        `stage`: number of the training stage, from 0. Needs torch. Raises ContractError if the run has no plan, and
+        ConfigError if the plan has no such stage.
         """
-        read_plan(self.run, self.dataset)  # a missing plan is reported here, and not by a worker of a DataLoader
-        return open_samples(self.run.address, stage)
+        plan = read_plan(self.run, self.dataset)  # a missing plan is reported here, and not by a worker of a DataLoader
+        if stage not in range(len(plan.stages)):
+            last = len(plan.stages) - 1
+            raise ConfigError(f"torch_dataset: expected a stage from 0 to {last} of the plan, got {stage}. Correct it.")
+        return open_samples(address_to_read(self.run), stage)
 
 
 @dataclass(frozen=True)
@@ -309,7 +314,9 @@ class Run:
 
         options = dict.fromkeys(OPTIONS) | {"where": where, "shard_size": shard_size}
         options |= {"signals": ",".join(signals) or None, "verbose": False, "trust_run": False}
-        export_command(argparse.Namespace(run=self.store.address, out=os.fspath(out), format=format, **options))
+        export_command(
+            argparse.Namespace(run=address_to_read(self.store), out=os.fspath(out), format=format, **options)
+        )
 
     def report(self) -> str:
         """Write the report of the run as one HTML page, and return its path or URI."""

@@ -40,6 +40,7 @@ from schemas.logs import LOGGER
 from schemas.manifest import (
     FROM_INPUT,
     MANIFEST_NAME,
+    RECIPE,
     RUN_NAME,
     Counts,
     InputEntry,
@@ -232,7 +233,13 @@ def commit(
         "cpu_seconds": round(built.cpu_seconds, 3),
         "code_version": version("penstock"),
         "lineage": {name: read.folder.uri.rsplit("/", 1)[-1] for name, read in inputs.items()} | identities,
-        "notes": {**built.notes, "code": code_digest(), "errors": built.failures.most_frequent(), **calls},
+        "notes": {
+            **built.notes,
+            RECIPE: run.recipe.to_json(),
+            "code": code_digest(),
+            "errors": built.failures.most_frequent(),
+            **calls,
+        },
     }
     write_manifest(folder, make_manifest(content, how, folder.uri))
     delete_part_results(folder)

@@ -28,6 +28,8 @@ REPLACED_NAME = "takedown.json"
 RUN_NAME = "run.json"
 FROM_INPUT = "input:"
 """Prefix of the name of an input file in a lineage."""
+RECIPE = "recipe"
+"""Note of a manifest with the values of the recipe by which the table was made, as in `run.json`."""
 MEMBER_INPUT = "dataset:"
 """Prefix of the names of members in the inputs and the lineage of a union of datasets."""
 

@@ -17,6 +17,7 @@ from schemas.logs import LOGGER
 from schemas.manifest import (
     MANIFEST_NAME,
     MEMBER_INPUT,
+    RECIPE,
     RUN_NAME,
     RunFile,
     TableVersion,
@@ -37,21 +38,28 @@ DIGEST = re.compile(rf"[0-9a-f]{{{MIN_DIGITS},64}}")
 class PinnedRun(Store):
     """A read-only run folder.
 
-    Its `run.json` names one committed version and the tables that this version was made from.
+    Its `run.json` names one committed version and the tables that this version was made from, and has the recipe of the
+    run that made it.
     """
 
-    def __init__(self, uri: str, tables: dict[str, str]):
+    def __init__(self, uri: str, tables: dict[str, str], digest: str, recipe: dict[str, Any]):
+        """`digest`: that of the version. `recipe`: the values of its recipe; empty = not recorded."""
         super().__init__(uri)
-        self.tables = dict(tables)
+        self.tables, self.digest, self.recipe = dict(tables), digest, recipe
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return PinnedRun, (self.address, self.tables)
+        return PinnedRun, (self.address, self.tables, self.digest, self.recipe)
+
+    @property
+    def pinned_address(self) -> str:
+        """What `open_run` opens as this version."""
+        return f"{self.address}@{self.digest}"
 
     def read_json(self, name: str) -> Any:
-        """Return the JSON value of a small file. In `run.json`, `tables` names the pinned versions."""
+        """Return the JSON value of a small file. `run.json` has the pinned versions and their recipe."""
         value = super().read_json(name)
         with reading(f"{self.uri}/{name}", "a JSON object"):
-            return value | {"tables": self.tables} if name == RUN_NAME else value
+            return value | {"tables": self.tables, "recipe": self.recipe} if name == RUN_NAME else value
 
     def write_atomic(self, name: str, data: bytes) -> None:
         """Always raise ContractError, because an earlier version is read-only."""
@@ -88,6 +96,11 @@ class LinkedRun(Store):
                 "Open it without them."
             )
         super().write_atomic(name, data)
+
+
+def address_to_read(run: Store) -> str:
+    """Return the address that `open_run_to_read` opens as the same version of a run."""
+    return run.pinned_address if isinstance(run, PinnedRun) else run.address
 
 
 def open_run_to_read(address: str) -> Store:
@@ -128,7 +141,8 @@ def open_run(address: str) -> Store:
     matches no version or several versions.
     """
     match = ADDRESS.fullmatch(address)
-    if match is None or Store(address).exists(RUN_NAME):
+    has_options = match is not None and "://" in address and "?" in match["run"]  # a digest follows them, and no name
+    if match is None or (not has_options and Store(address).exists(RUN_NAME)):
         return Store(address)
     run = Store(match["run"])
     if not run.exists(RUN_NAME):
@@ -141,7 +155,8 @@ def open_run(address: str) -> Store:
     table, version = _find(run, match["digest"])
     if read_run(run).tables.get(table) == version:
         return run
-    return PinnedRun(run.address, pinned_tables(run, table, version))
+    made = read_manifest(run.child(f"{table}/{version}"))
+    return PinnedRun(run.address, pinned_tables(run, table, version), made.digest, made.run.notes.get(RECIPE, {}))
 
 
 def list_versions(run: Store, table: str) -> dict[str, TableVersion]:

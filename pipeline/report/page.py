@@ -310,7 +310,7 @@ def _training_view(training: Training) -> dict[str, Any]:
 
 def _recipe_view(facts: RunFacts, options: ReportOptions) -> dict[str, Any]:
     """Return the variables of the section on the recipe."""
-    recipe = recipe_sections(facts, options.sections or sections())
+    recipe = recipe_sections(facts, options.sections or sections()) if facts.recipe else []  # not recorded
     return {
         "recipe": recipe,
         "recipe_text": recipe_text(recipe),

@@ -5,19 +5,25 @@ What a run holds is read here by the API and by the commands: both must answer t
 
 import json
 import os
+import pickle
+import shutil
 import subprocess
 import sys
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 
 import penstock
 from jobs.cli import main
 from schemas.errors import ConfigError, ContractError
+from schemas.manifest import read_run
 from schemas.overrides import parse_value
 from schemas.storage import Store
 from schemas.tokens import open_dataset
+from tests.support.lineage_run import next_version
 from tests.support.report_run import whole_run
 from tests.support.tiny_dataset import make_tiny_dataset
 from train.config.settings import Settings
@@ -111,6 +117,28 @@ def test_torch_samples_are_those_of_the_plan(planned: penstock.Run) -> None:
     samples = planned.tokens.torch_dataset()
     assert len(samples) == 20
     assert samples[0]["inputs"].tolist()[1:] == samples[0]["targets"].tolist()[:-1]
+
+
+def test_an_earlier_version_has_its_own_samples(planned: penstock.Run, tmp_path: Path) -> None:
+    folder = shutil.copytree(planned.uri, tmp_path / "run")
+    tables = read_run(Store(str(folder))).tables
+    manifest = folder / "tokens" / tables["tokens"] / "manifest.json"
+    values = json.loads(manifest.read_bytes())
+    values["run"]["lineage"]["tokenizer"] = tables["tokenizer"]
+    manifest.write_text(json.dumps(values))
+    earlier = next_version(Store(str(folder)), "tokens", lambda content: content["figures"].update(bait=1))
+    samples = penstock.open(f"{folder}@{earlier[:12]}").tokens.torch_dataset()
+    expected = planned.tokens.torch_dataset()
+    again = pickle.loads(pickle.dumps(samples))
+    assert [row["inputs"].tolist() for row in again] == [row["inputs"].tolist() for row in expected]
+    with pytest.raises(ContractError, match="expected dataset"):
+        penstock.open(folder).tokens.torch_dataset()
+
+
+@pytest.mark.parametrize("stage", [5, -1, 1])
+def test_a_stage_that_the_plan_lacks(planned: penstock.Run, stage: int) -> None:
+    with pytest.raises(ConfigError, match=f"expected a stage from 0 to 0 of the plan, got {stage}"):
+        planned.tokens.torch_dataset(stage)
 
 
 def test_a_step_and_its_documents_name_each_other(planned: penstock.Run) -> None:

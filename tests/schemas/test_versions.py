@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from jobs.cli import main
-from jobs.recipe import read_recipe
+from jobs.recipe import read_recipe, stored_recipe
 from jobs.run_all import RunOptions
 from jobs.verbs import dvc as versions
 from jobs.verbs.dvc import (
@@ -29,6 +29,7 @@ from schemas.storage import Store
 from schemas.tokens import open_dataset
 from schemas.versions import (
     PinnedRun,
+    address_to_read,
     attach_run,
     list_versions,
     open_run,
@@ -39,6 +40,9 @@ from schemas.versions import (
 from tests.pipeline.inspect.test_diff import write_manifest_lineage
 from tests.support.lineage_run import edit, join_dataset, next_version
 from tests.support.report_run import make_run
+from tests.support.s3_server import server
+
+__all__ = ["server"]  # a fixture
 
 
 @pytest.fixture
@@ -98,6 +102,32 @@ def test_a_version_is_only_read(run: Store, digests: list[str]) -> None:
     again = pickle.loads(pickle.dumps(pinned))
     assert (type(again), again.uri, again.tables) == (PinnedRun, run.uri, pinned.tables)
     assert open_dataset(again).digest == digests[0]
+
+
+def test_a_version_has_its_address_and_the_recipe_that_it_was_made_by(run: Store, digests: list[str]) -> None:
+    unknown = open_run(f"{run.uri}@{digests[0][:12]}")
+    assert read_run(unknown).recipe == {}
+    with pytest.raises(ConfigError, match=f"@{digests[0]}: expected a version whose manifest has its recipe"):
+        stored_recipe(unknown, [])
+    name = "tokens/v-0000000071a9/manifest.json"
+    manifest = run.read_json(name)
+    manifest["run"]["notes"]["recipe"] = {"quality": {"min_words": 7}}
+    run.write_atomic(name, json.dumps(manifest).encode())
+    pinned = open_run(f"{run.uri}@{digests[0][:12]}")
+    assert address_to_read(pinned) == f"{run.uri}@{digests[0]}"
+    for same in (pinned, pickle.loads(pickle.dumps(pinned)), open_run(address_to_read(pinned))):
+        assert read_run(same).recipe == {"quality": {"min_words": 7}}
+        assert open_dataset(same).digest == digests[0]
+    assert address_to_read(run) == run.address
+
+
+def test_a_version_of_a_run_whose_address_has_options(server: int, run: Store, digests: list[str]) -> None:
+    place = Store("s3://bucket/run?region=us-east-1")
+    for name in run.walk():
+        place.write_atomic(name, run.read_bytes(name))
+    pinned = open_run(f"{place.address}@{digests[0][:12]}")
+    assert address_to_read(pinned) == f"{place.address}@{digests[0]}"
+    assert open_dataset(pinned).digest == digests[0]
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from torch.utils.data import Dataset
 
 from schemas.storage import Store
 from schemas.tokens import open_dataset
+from schemas.versions import open_run
 from train.checkpoint.folder import open_trained_order
 from train.data.batches import Batches
 from train.data.packing import packed_files
@@ -36,10 +37,11 @@ class SampleDataset(Dataset[dict[str, Tensor]]):
 
     @cached_property
     def _batches(self) -> Batches:
-        run = Store(self.run)
+        run = open_run(self.run)
         dataset = open_dataset(run)
         plan = read_plan(run, dataset)
-        verify_dataset(run, dataset, packed_files(run, dataset, plan.settings.train))
+        # The list of compared files is in the run folder, which an earlier version of it is not allowed to write to.
+        verify_dataset(Store(run.address), dataset, packed_files(run, dataset, plan.settings.train))
         return Batches(dataset, plan.settings.train, open_trained_order(run, dataset, plan))
 
     def __getstate__(self) -> dict[str, Any]:
