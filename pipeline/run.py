@@ -106,19 +106,26 @@ def _run_steps(run: Run, progress: Progress) -> RunFile:
     recipe, folder, steps = run.recipe, run.folder, run.steps
     code_digest()  # computed while the files are those that this process has imported
     used = {name for step in steps_for(recipe) if step.is_used(recipe) for name in step.writes}
-    existing = {name: version for name, version in read_run(folder).tables.items() if name in used}
+    earlier = read_run(folder)
+    existing = {name: version for name, version in earlier.tables.items() if name in used}
     state = RunFile(tables=existing, recipe=recipe.to_json())
-    write_run(folder, state)
+    if not earlier.tables:
+        write_run(folder, state)
+    is_whole = used <= {name for step in steps for name in step.writes}
     if run.spark is not None:
         ship_models(run.spark, [model.file for model in shipped_models(run.models)])
     tables: dict[str, TableVersion] = {}
+    is_new = False
     for step in steps:
         inputs = {name: tables[name] for name in step.inputs(recipe) if name in tables}
         folders = run_step(run, step, inputs | step.external_inputs(recipe, run.splits), progress)
         tables |= read_tables(folders)
         pointers = {name: relative_path(folder, name, written) for name, written in folders.items()}
         state = RunFile(tables=state.tables | pointers, recipe=state.recipe)
-        write_run(folder, state)
+        # A recipe comes with its first new table: before, all tables are still those of the recipe that `run.json` has.
+        is_new = is_new or not pointers.items() <= earlier.tables.items()
+        if is_new or (is_whole and step is steps[-1]):
+            write_run(folder, state)
         if steps[-1].name == DATASET:
             check_some_kept(step.name, {name: table.manifest.content.counts for name, table in tables.items()})
     return state

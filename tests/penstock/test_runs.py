@@ -235,6 +235,48 @@ def test_a_prediction_is_that_of_the_command(finished: Store, capsys: pytest.Cap
     assert sum(cell["documents"] for cell in predicted.to_json()["cells"]) == run.counts("verdicts").rows_in
 
 
+@pytest.mark.spark
+def test_an_earlier_version_is_exported_with_its_own_recipe(finished: Store, run_at, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(finished.root, tmp_path / "run"))
+    before = penstock.open(folder)
+    address = f"{folder}@{before.tables['clean'].manifest.digest[:12]}"
+    kept = before.counts("clean").rows_kept
+    run_at(2, ["quality.min_words=150"], folder, "clean")
+    later = penstock.open(folder).counts("clean").rows_kept
+    earlier = penstock.open(address)
+    earlier.export(tmp_path / "out", format="huggingface-dataset")
+    assert pq.read_table(tmp_path / "out" / "data").num_rows == kept
+    assert "min_words" not in (tmp_path / "out" / "README.md").read_text(encoding="utf-8")
+    predicted = earlier.whatif({"quality.min_words": 150})
+    assert (predicted.before, predicted.after) == (kept, later)
+    assert later < kept
+    assert "min_words = 150" not in write_report_of(address, tmp_path)
+    assert "min_words = 150" in write_report_of(str(folder), tmp_path)
+
+
+def write_report_of(address: str, folder: Path) -> str:
+    """The text of the report of a run or version."""
+    assert main(["report", address, "--out", str(folder / "report.html")]) == 0
+    return (folder / "report.html").read_text(encoding="utf-8")
+
+
+@pytest.mark.spark
+def test_a_run_that_ends_before_its_first_table_leaves_the_recipe_of_its_tables(
+    finished: Store, run_at, tmp_path: Path
+) -> None:
+    folder = Path(shutil.copytree(finished.root, tmp_path / "run"))
+    before = read_run(Store(str(folder)))
+    with mock.patch("pipeline.run.build_step", side_effect=KeyboardInterrupt), pytest.raises(KeyboardInterrupt):
+        run_at(2, ["quality.min_words=150"], folder)
+    assert read_run(Store(str(folder))) == before
+    run_at(2, ["quality.min_words=150"], folder, "documents")  # complete: nothing of the recipe is in a table yet
+    assert read_run(Store(str(folder))) == before
+    run_at(2, ["train.seq_len=128"], folder)  # the whole recipe, whose tables are those of before
+    assert read_run(Store(str(folder))).recipe["train"] == {"seq_len": 128}
+    run_at(2, ["quality.min_words=150"], folder, "verdicts")
+    assert read_run(Store(str(folder))).recipe["quality"]["min_words"] == 150
+
+
 @pytest.mark.dist
 def test_ranks_start_whatever_files_lie_in_the_current_folder(planned: penstock.Run, tmp_path: Path) -> None:
     for name in ("train", "pipeline", "schemas", "jobs", "tokens"):
