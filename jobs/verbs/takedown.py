@@ -24,7 +24,14 @@ from pipeline.takedown.commit import (
     read_pending,
 )
 from pipeline.takedown.erased import check_erased
-from pipeline.takedown.exports import delete_export, describe_exports, exports_before
+from pipeline.takedown.exports import (
+    OTHER_VERSION,
+    delete_export,
+    describe_exports,
+    exports_before,
+    is_of_current,
+)
+from pipeline.takedown.exports import files_left as files_at_destination
 from pipeline.takedown.papers import papers_of
 from pipeline.takedown.planted import check_planted
 from pipeline.takedown.select import (
@@ -250,7 +257,10 @@ def _take_down(run: Store, request: TakedownRequest, arguments: Arguments) -> in
 
 
 def _remake_exports(run: Store) -> int:
-    """Delete the exports with documents of any takedown, and make them again; return 1 if one was not."""
+    """Delete the exports with documents of any takedown, and make them again; return 1 if one was not.
+
+    An export of tables with other settings than the current ones stays as it is, and counts until its files are gone.
+    """
     named = {identifier for certificate in certificates_of(run) for identifier in certificate.exports}
     failed = 0
     for receipt in [own for own in read_receipts(run) if own.id in named and not own.replaced_by]:
@@ -259,6 +269,11 @@ def _remake_exports(run: Store) -> int:
         if receipt.checkpoint is not None:
             # Exported again, the same checkpoint would be the same model.
             print(f"export {receipt.id} is a model that was trained on removed documents, so it was not made again")
+            continue
+        if not is_of_current(run, receipt):
+            if files_at_destination(run, receipt) != []:
+                failed += 1
+                print(f"export {receipt.id} was not made again: {OTHER_VERSION}. Delete it in {receipt.destination}.")
             continue
         words = {name: receipt.options.get(name) for name in ("format", *EXPORT_OPTIONS)}
         arguments = Arguments(run=run.address, out=receipt.destination, verbose=False, trust_run=False, **words)

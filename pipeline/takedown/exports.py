@@ -19,9 +19,11 @@ from schemas.manifest import open_table, read_run
 from schemas.paths import check_deletable
 from schemas.storage import Store
 from schemas.tables import TABLES
-from schemas.takedown import Certificate, Effects, TableChange
+from schemas.takedown import Certificate, Effects, TableChange, takedown_ancestry
 from schemas.tokens import open_dataset
 from schemas.versions import DATASET
+
+OTHER_VERSION = "it is of tables with other settings or inputs than the current ones, so it cannot be made again"
 
 
 def exports_with(run: Store, changes: Mapping[str, TableChange], effects: Effects) -> list[ExportReceipt]:
@@ -57,6 +59,18 @@ def _may_hold(run: Store, receipt: ExportReceipt, changes: Mapping[str, TableCha
 def _current(run: Store, table: str) -> str | None:
     """Return the digest of the current version of a table; None if the run has none."""
     return open_table(run, table)[1].digest if table in read_run(run).tables else None
+
+
+def is_of_current(run: Store, receipt: ExportReceipt) -> bool:
+    """Return True if an export is of the current version of its table, or of what this was before takedowns.
+
+    Another version has other settings or inputs, so an export of the current one is no replacement.
+    """
+    if receipt.table not in read_run(run).tables:
+        return False
+    folder, manifest = open_table(run, receipt.table)
+    earlier = takedown_ancestry(folder.child("../.."), manifest)
+    return receipt.tables[receipt.table] in {manifest.digest, *(own.tables[receipt.table].before for own in earlier)}
 
 
 def exports_before(run: Store, documents: frozenset[bytes], effects: Effects) -> list[ExportReceipt]:
@@ -102,9 +116,10 @@ def describe_exports(run: Store, receipts: Sequence[ExportReceipt]) -> Iterator[
         elif receipt.options.get("format") == MODEL:
             yield f"export {receipt.id}: a model that was trained on them, in {receipt.destination}; delete it"
         else:
+            again = f"delete it and make it again: `{receipt.command(run)}`"
             yield (
                 f"export {receipt.id}: {receipt.options.get('format')} of {receipt.table} in {receipt.destination}; "
-                f"delete it and make it again: `{receipt.command(run)}`"
+                f"{again if is_of_current(run, receipt) else f'delete it: {OTHER_VERSION}'}"
             )
 
 

@@ -99,6 +99,20 @@ def test_exports_with_removed_documents_are_named_checked_and_made_again(run: Pa
     assert shown.count(", replaced by export ") == 3
 
 
+def test_an_export_of_other_settings_is_named_and_not_replaced(run: Path, run_at, capsys) -> None:
+    out = export(run, "out", "--format", "jsonl", "--compression", "none")
+    before = all_bytes(out)
+    run_at(2, ["quality.min_words=150"], run, "tokens")
+    document = next(row for row in rows_of(run, "clean") if row["drop_stage"] is None)
+    assert take_down(run, doc=[document["doc_id"].hex()], remake_exports=True) == 1
+    shown = capsys.readouterr().out
+    assert shown.count("tables with other settings or inputs than the current ones, so it cannot be made again") == 2
+    assert "make it again: `" not in shown
+    assert all_bytes(out) == before
+    shutil.rmtree(out)
+    assert take_down(run, remake_exports=True) == 0
+
+
 class Killed(BaseException):
     """The process ends here."""
 
