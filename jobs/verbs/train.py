@@ -264,7 +264,7 @@ def _harness_command(arguments: Arguments) -> int:
     run = Store(arguments.run)
     local_path(run, "train")
     check_own_folders(run, "train")
-    command = ["--tasks", arguments.harness]
+    command = ["--tasks", arguments.harness, "--weights", arguments.weights]
     command += [word for folder in arguments.harness_tasks or () for word in ("--folder", folder)]
     for name in ("step", "limit"):
         if (value := getattr(arguments, name)) is not None:

@@ -206,6 +206,7 @@ def task_rows(run: Store) -> list[TaskRow]:
         shown += f" ± {stderr:.4f}" if isinstance(stderr, int | float) else ""
         samples, available = _whole(line["samples"]), _whole(line.get("available"))
         metric = str(line["metric"]) + (f", {line['filter']}" if line["filter"] != "none" else "")
+        metric += ", averaged weights" if line.get("weights") == "ema" else ""
         row = TaskRow(
             task=f"{line['task']} v{line.get('task_version')}",
             metric=metric,

@@ -16,7 +16,7 @@ from schemas.ids import digest_of
 from schemas.logs import print_error, printable_output
 from schemas.storage import Store
 from train.checkpoint.folder import CheckpointMetadata
-from train.checkpoint.state import default_device
+from train.checkpoint.state import STORED_WEIGHTS, default_device
 from train.eval.harness_results import HarnessResult, describe_results, write_results
 from train.export.llama import export_checkpoint
 from train.monitor.metrics import finite
@@ -33,12 +33,18 @@ def check_harness() -> None:
 
 
 def measure_tasks(
-    run: Store, tasks: Sequence[str], step: int | None, limit: int | None, folders: Sequence[str]
+    run: Store,
+    tasks: Sequence[str],
+    step: int | None,
+    limit: int | None,
+    folders: Sequence[str],
+    weights: str = STORED_WEIGHTS[0],
 ) -> list[HarnessResult]:
     """Return the results of a checkpoint on tasks of the harness.
 
     `step`: step of the checkpoint; None = the last. `limit`: samples of each task; None = all. `folders`: folders with
-    the files of more tasks. Raises ConfigError for an unknown task, or a model that cannot be exported.
+    the files of more tasks. `weights`: of STORED_WEIGHTS. Raises ConfigError for an unknown task, or a model that
+    cannot be exported.
     """
     check_harness()
     import lm_eval
@@ -51,7 +57,7 @@ def measure_tasks(
             hint = f" Did you mean {', '.join(near)}?" if near else " Add its folder with --harness-tasks."
             raise ConfigError(f"--harness: expected names of tasks of lm_eval, got {name!r}.{hint}")
     with tempfile.TemporaryDirectory(prefix="penstock-harness-") as folder:
-        note = export_checkpoint(run, Path(folder) / "model", step)
+        note = export_checkpoint(run, Path(folder) / "model", step, weights=weights)
         # float32 as in `penstock evaluate`: differences of checkpoints are then not those of rounding.
         model = {"pretrained": f"{folder}/model", "dtype": "float32"}
         answer = lm_eval.simple_evaluate(
@@ -63,11 +69,11 @@ def measure_tasks(
             task_manager=manager,
             log_samples=False,
         )
-    return list(results_of(answer or {}, note))
+    return list(results_of(answer or {}, note, weights))
 
 
-def results_of(answer: Mapping[str, Any], note: CheckpointMetadata) -> Iterator[HarnessResult]:
-    """Yield a line for each metric in the answer of `simple_evaluate`."""
+def results_of(answer: Mapping[str, Any], note: CheckpointMetadata, weights: str) -> Iterator[HarnessResult]:
+    """Yield a line for each metric in the answer of `simple_evaluate`. `weights`: of STORED_WEIGHTS."""
     now = datetime.now(UTC).isoformat(timespec="seconds")
     digest = digest_of(note.model_dump(mode="json"))
     for task, values in sorted(answer.get("results", {}).items()):
@@ -89,6 +95,7 @@ def results_of(answer: Mapping[str, Any], note: CheckpointMetadata) -> Iterator[
                 available=int(samples.get("original", values.get("sample_len", 0))),
                 fewshot=answer.get("n-shot", {}).get(task),
                 step=note.step,
+                weights=weights,
                 checkpoint=note.name,
                 checkpoint_digest=digest,
                 harness=version("lm_eval"),
@@ -106,10 +113,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--folder", action="append", default=[], help="folder with files of more tasks")
     parser.add_argument("--limit", type=int, help="samples of each task; default: all")
     parser.add_argument("--step", type=int, help="step of the checkpoint; default: the last")
+    parser.add_argument(
+        "--weights", choices=STORED_WEIGHTS, default=STORED_WEIGHTS[0], help="those of the last update, or averaged"
+    )
     arguments = parser.parse_args(argv)
     run, tasks = Store(arguments.run), [name.strip() for name in arguments.tasks.split(",") if name.strip()]
     try:
-        results = measure_tasks(run, tasks, arguments.step, arguments.limit, arguments.folder)
+        results = measure_tasks(run, tasks, arguments.step, arguments.limit, arguments.folder, arguments.weights)
         write_results(run, results)
         print(describe_results(results))
     except PenstockError as error:

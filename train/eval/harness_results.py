@@ -42,6 +42,8 @@ class HarnessResult(BaseModel):
     """Number of examples before each question; None = unknown."""
     step: int
     """Step of the checkpoint."""
+    weights: str
+    """Weights of the checkpoint that were measured: `model` = those of the last update, `ema` = their average."""
     checkpoint: str
     """Folder of the checkpoint, relative to the run."""
     checkpoint_digest: str
@@ -92,7 +94,8 @@ def describe_results(results: Sequence[HarnessResult]) -> str:
     if not results:
         return "the harness returned no metric"
     first = results[0]
-    lines = [f"{first.checkpoint} by lm_eval {first.harness}, transformers {first.transformers}"]
+    averaged = ", averaged weights," if first.weights == "ema" else ""
+    lines = [f"{first.checkpoint}{averaged} by lm_eval {first.harness}, transformers {first.transformers}"]
     width = max(len(f"{item.task} v{item.task_version}") for item in results)
     for item in results:
         value = "not finite" if item.value is None else f"{item.value:.4f}"

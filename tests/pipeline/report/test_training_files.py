@@ -80,7 +80,9 @@ def result(task: str, step: int, value: float | None, **more: Any) -> dict[str, 
 
 def test_the_latest_result_of_a_task_and_step_is_shown(tmp_path: Path) -> None:
     lines = [result("b", 5, 0.5), result("a", 9, None, stderr=None), result("a", 5, 0.1), result("a", 5, 0.25)]
-    rows = task_rows(written(Store(str(tmp_path)), HARNESS_NAME, lines))
+    lines += [result("b", 5, 0.75, weights="ema")]
+    *rows, averaged = task_rows(written(Store(str(tmp_path)), HARNESS_NAME, lines))
+    assert (averaged.metric, averaged.value) == ("acc, averaged weights", "0.7500 ± 0.0100")
     assert [(row.task, row.step, row.value, row.samples) for row in rows] == [
         ("a v2.0", 5, "0.2500 ± 0.0100", "100 of 400"),
         ("a v2.0", 9, "not finite", "100 of 400"),

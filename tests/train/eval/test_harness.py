@@ -7,12 +7,15 @@ import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 
 from jobs.cli import main as penstock
+from jobs.verbs import train
 from schemas.errors import ConfigError, ContractError
 from schemas.manifest import read_run, write_run
 from schemas.paths import HARNESS_NAME
@@ -132,7 +135,7 @@ ANSWER = {
 
 def test_results_are_read_by_metric_and_kept(run: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(harness, "version", {"lm_eval": "1", "transformers": "2"}.__getitem__)
-    results = list(results_of(ANSWER, find_checkpoint(run, 3)))
+    results = list(results_of(ANSWER, find_checkpoint(run, 3), "model"))
     shown = [(item.task, item.metric, item.filter, item.value, item.stderr, item.samples) for item in results]
     assert shown == [
         ("group", "acc", "none", 0.5, None, 0),
@@ -151,6 +154,28 @@ def test_results_are_read_by_metric_and_kept(run: Store, tmp_path: Path, monkeyp
     (tmp_path / HARNESS_NAME).write_bytes(b'{"task": 3}\n')
     with pytest.raises(ContractError, match="line 1: expected a result of the harness"):
         read_results(store)
+
+
+def test_averaged_weights_are_measured_and_named(
+    run: Store, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tasks = SimpleNamespace(TaskManager=lambda include_path: SimpleNamespace(all_tasks=["one"]))
+    lm_eval = SimpleNamespace(simple_evaluate=lambda **unused: ANSWER, tasks=tasks)
+    monkeypatch.setitem(sys.modules, "lm_eval", lm_eval)
+    monkeypatch.setitem(sys.modules, "lm_eval.tasks", tasks)
+    monkeypatch.setattr(harness, "check_harness", lambda: None)
+    monkeypatch.setattr(harness, "version", {"lm_eval": "1", "transformers": "2"}.__getitem__)
+    monkeypatch.setattr(train, "in_torch", lambda module, *words: harness.main(words))
+    # The run has no optim.ema, so its export refuses the average.
+    assert penstock(["evaluate", run.uri, "--harness", "one", "--weights", "ema"]) == 2
+    assert "--weights ema: expected a checkpoint with averaged weights" in capsys.readouterr().err
+    exported: list[dict[str, Any]] = []
+    monkeypatch.setattr(harness, "export_checkpoint", lambda *unused, **more: exported.append(more) or note)
+    note = find_checkpoint(run, 3)
+    assert penstock(["evaluate", run.uri, "--harness", "one", "--weights", "ema"]) == 0
+    assert exported == [{"weights": "ema"}]
+    assert {item.weights for item in read_results(run)[-3:]} == {"ema"}
+    assert f"{note.name}, averaged weights, by lm_eval 1" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
