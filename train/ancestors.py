@@ -1,10 +1,11 @@
-"""What the weights that a training began from have read of the documents of a takedown.
+"""What the weights that a training began from have read: of the documents of a takedown, and of held-out documents.
 
 A model that began from a checkpoint has read what the training before it has read, whatever its own batches hold. So
 the documents are looked up in every run of the line, as far as it can be read as it was then.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 
 from schemas.errors import PenstockError
 from schemas.origin import CHECKPOINT, ModelOrigin, origin_of
@@ -75,6 +76,52 @@ def _saw(origin: ModelOrigin, documents: frozenset[bytes], spans_of: SpansOf) ->
         return None
     # Its metadata says that it began from other weights, of which the plan of that run no longer knew.
     return None if weights_of(note)[2] and origin.origin is None and not saw else saw
+
+
+@dataclass
+class EarlierData:
+    """The datasets that a line of weights was trained on."""
+
+    opened: list[tuple[Store, Dataset]] = field(default_factory=list)
+    """A run of the line, and the dataset that it was trained on, or that takedowns with tombstones made from it."""
+    unknown: list[str] = field(default_factory=list)
+    """Names of the weights of which it is not known."""
+
+    def removed(self, documents: Iterable[bytes]) -> set[bytes]:
+        """Return those of `documents` that a takedown removed from one of the datasets, which has none of them now."""
+        found, listed = set[bytes](), list(documents)
+        for certificate in (each for _, dataset in self.opened for each in takedowns_at_same_positions(dataset)):
+            removed = {traces.document for traces in certificate.documents}
+            found |= {own for own in listed if salted_digest(certificate.salt, "document", own) in removed}
+        return found
+
+
+def data_before(run: Store, checkpoint: CheckpointMetadata) -> EarlierData:
+    """Return the datasets of the weights from which the training of a checkpoint began, and of those before them."""
+    data, began, origin = EarlierData(), weights_of(checkpoint)[2], origin_of(run)
+    if began and (origin is None or origin.digest != began):
+        data.unknown.append(f"the weights {began[:12]}")
+    for own in origin.line if began and origin and not data.unknown else ():
+        if (opened := _opened(own)) is None:
+            data.unknown.append(own.name)
+        else:
+            data.opened.append(opened)
+    return data
+
+
+def _opened(origin: ModelOrigin) -> tuple[Store, Dataset] | None:
+    """Return the run of an origin with its dataset; None if it is not known what all of its training has read."""
+    if origin.format != CHECKPOINT:
+        return None
+    try:
+        run = Store(origin.path)
+        dataset, found = open_dataset(run, even_replaced=True), _find(run, origin)
+        if origin.dataset not in digests_at_same_positions(dataset):
+            return None
+    except (PenstockError, OSError):
+        return None
+    # Its metadata says that it began from other weights, of which the plan of that run no longer knew.
+    return None if found and weights_of(found[1])[2] and origin.origin is None else (run, dataset)
 
 
 def _find(run: Store, origin: ModelOrigin) -> tuple[str, CheckpointMetadata] | None:

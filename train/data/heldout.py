@@ -66,7 +66,7 @@ def trained_copies(runs: Sequence[Store], datasets: Sequence[Dataset], held: Ite
     `held`: ids of documents that `runs` hold out. Documents are copies of each other if one of `runs` has them in the
     same cluster. A run without clusters of its own uses the clusters of the run that wrote its dataset.
     """
-    members = [member for run in runs for member in open_dataset(run).members]
+    members = [member for run in runs for member in open_dataset(run, even_replaced=True).members]
     owners = {owner.uri: owner for run in runs for owner in _cluster_runs(run)}
     cuts = [{key: member.settings.get(key) for key in ("heldout_share", "seed")} for member in members]
     clusters = {name: _digests(owners.values(), name) for name in ("clusters", "dedup")}
@@ -74,7 +74,7 @@ def trained_copies(runs: Sequence[Store], datasets: Sequence[Dataset], held: Ite
     if len({*clusters["clusters"]}) == 1 and all(cut == cuts[0] for cut in cuts) and None not in clusters["clusters"]:
         return set()
     tables = {
-        digest: open_table(owner, "dedup")
+        digest: open_table(owner, "dedup", even_replaced=True)
         for owner, digest in zip(owners.values(), clusters["dedup"], strict=True)
         if digest
     }
@@ -90,11 +90,14 @@ def trained_copies(runs: Sequence[Store], datasets: Sequence[Dataset], held: Ite
 
 def _cluster_runs(run: Store) -> list[Store]:
     """Return [run] if it has clusters of its own, else the runs that wrote its dataset."""
-    return [run] if "dedup" in read_run(run).tables else [member.run for member in open_dataset(run).members]
+    if "dedup" in read_run(run).tables:
+        return [run]
+    return [member.run for member in open_dataset(run, even_replaced=True).members]
 
 
 def _digests(runs: Iterable[Store], name: str) -> list[str | None]:
-    return [open_table(run, name)[1].digest if _has_table(run, name) else None for run in runs]
+    opened = (open_table(run, name, even_replaced=True) if _has_table(run, name) else None for run in runs)
+    return [own and own[1].digest for own in opened]
 
 
 def _has_table(run: Store, name: str) -> bool:

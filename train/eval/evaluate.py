@@ -1,8 +1,9 @@
 """Held-out losses across runs: checkpoints measured on the held-out rows of any dataset of the same tokenizer.
 
 The rows are the first of each source in stored order, evaluated in fp32 by one process. A document is left out for all
-runs if one of the runs was trained on it, or on a copy of it by the duplicate clusters of any run. All checkpoints are
-therefore measured on the same tokens, and none was trained on any of them.
+runs if one of the runs, or of the weights from which its training began, was trained on it, or on a copy of it by the
+duplicate clusters of any run. All checkpoints are therefore measured on the same tokens, and none was trained on any of
+them. A warning names weights of which it is not known.
 """
 
 import argparse
@@ -18,10 +19,11 @@ import torch
 from schemas.ablation import Measurement, SourceLoss, sum_losses
 from schemas.errors import ConfigError, ContractError, PenstockError
 from schemas.ids import canonical_json, digest_of
-from schemas.logs import print_error, printable_output
+from schemas.logs import LOGGER, print_error, printable_output
 from schemas.storage import Store
 from schemas.text import format_duration, printable_json_bytes
 from schemas.tokens import Dataset, open_dataset
+from train.ancestors import EarlierData, data_before
 from train.checkpoint.folder import CheckpointMetadata
 from train.checkpoint.state import STORED_WEIGHTS, default_device, open_checkpoint, read_model, sequence_length_of
 from train.config.train import TrainConfig
@@ -220,13 +222,39 @@ def evaluate(
             f"evaluate: expected runs with equal train.seq_len, train.objective and train.mask_share, got {got}. Leave "
             "out the runs that differ."
         )
-    seq_len, runs = candidates[0].seq_len, [*(candidate.run for candidate in candidates), *(Store(name) for name in on)]
-    held = {document.doc_id for _, dataset in datasets for document in heldout_documents(dataset, seq_len, number)}
-    trained = {candidate.dataset.digest: candidate.dataset for candidate in candidates}
-    unfit = trained_copies(runs, list(trained.values()), held).union(left_out)
-    exams = [make_exam(dataset, candidates, number, unfit) for _, dataset in datasets]
+    seq_len, opened = candidates[0].seq_len, [dataset for _, dataset in datasets]
+    held = {document.doc_id for dataset in opened for document in heldout_documents(dataset, seq_len, number)}
+    unfit = {*left_out, *_read_documents(candidates, [Store(name) for name in on], held)}
+    exams = [make_exam(dataset, candidates, number, unfit) for dataset in opened]
     for candidate in candidates:
         yield from measure_checkpoint(candidate, exams)
+
+
+def _read_documents(candidates: Sequence[EvaluatedCheckpoint], on: Sequence[Store], held: set[bytes]) -> set[bytes]:
+    """Return those of the held-out documents that weights before a training have read, and those with a trained copy.
+
+    Documents that a candidate itself was trained on are left to `make_exam`.
+    """
+    earlier = [_earlier_data(candidate) for candidate in candidates]
+    before = [entry for data in earlier for entry in data.opened]
+    trained = {own.digest: own for own in (*(candidate.dataset for candidate in candidates), *(d for _, d in before))}
+    runs = {run.uri: run for run in (*(candidate.run for candidate in candidates), *on, *(run for run, _ in before))}
+    read = trained_copies([*runs.values()], [*trained.values()], held)
+    return read.union(
+        *(trained_documents(held, dataset) for dataset in {own.digest: own for _, own in before}.values()),
+        *(data.removed(held) for data in earlier),
+    )
+
+
+def _earlier_data(candidate: EvaluatedCheckpoint) -> EarlierData:
+    """Return the datasets of the weights that a candidate's training began from; warn of those that are not known."""
+    data = data_before(candidate.run, candidate.note)
+    for name in data.unknown:
+        LOGGER.warning(
+            f"evaluate: it is NOT KNOWN whether {name}, from which {candidate.name} began, was trained on held-out "
+            "documents. If so, its losses are too low."
+        )
+    return data
 
 
 def _parts(rows: Rows) -> Iterable[Rows]:

@@ -1,7 +1,10 @@
 """Held-out losses across runs: the trainer's own numbers, documents that were seen, tokenizers, and plain errors."""
 
 import json
+import shutil
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -9,9 +12,12 @@ import torch
 from schemas.errors import ConfigError, ContractError
 from schemas.manifest import RunFile, read_run, write_run
 from schemas.storage import Store
+from schemas.takedown import salted_digest
 from schemas.tokens import open_dataset
 from tests.support.tiny_dataset import make_tiny_dataset, replace_token
-from tests.support.tiny_runs import RECIPE, make_run, metrics, trained
+from tests.support.tiny_runs import RECIPE, copied, make_run, metrics, trained
+from train import ancestors
+from train.ancestors import EarlierData
 from train.checkpoint.state import read_model
 from train.data.heldout import heldout_documents, row_starts, trained_documents
 from train.data.rows import IGNORED
@@ -27,10 +33,10 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return trained(folder, 1)
 
 
-def other_run(folder: Path, documents: dict[str, int]) -> Path:
+def other_run(folder: Path, documents: dict[str, int], recipe: dict[str, dict[str, Any]] = RECIPE) -> Path:
     """A run on another dataset of the same tokenizer; documents of the same number are the same in both."""
     made = make_tiny_dataset(folder, documents)
-    write_run(made, RunFile(tables=read_run(made).tables, recipe=RECIPE))
+    write_run(made, RunFile(tables=read_run(made).tables, recipe=recipe))
     return folder
 
 
@@ -68,6 +74,40 @@ def test_a_document_that_the_run_was_trained_on_is_left_out(run: Path, tmp_path:
         if one.doc_id in seen and max(one.first, int(start) + 1) < min(one.end, int(start) + 33)
     )
     assert found.left_out_targets == expected
+
+
+def test_a_document_that_the_weights_before_a_training_have_read_is_left_out(
+    run: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, folder = copied(run, tmp_path / "first"), tmp_path
+    for number, name in ((40, "second"), (30, "third")):
+        train = RECIPE["train"] | {"steps": 1, "eval_every": 0, "init_from": str(first)}
+        other_run(folder / name, {"web": number}, RECIPE | {"plan": {}, "train": train})
+        first = trained(folder / name, 1)
+    datasets = {name: open_dataset(Store(str(folder / name))) for name in ("first", "second", "third")}
+
+    def seen(name: str, earlier: str) -> set[bytes]:
+        held = [own.doc_id for own in heldout_documents(datasets[name], 32, 10_000)]
+        return trained_documents(held, datasets[earlier])
+
+    # Of the 4 documents that 40 hold out, and of the 3 of 30, the first run was trained on one, no other run on any.
+    (removed,) = seen("second", "first")
+    assert (len(seen("third", "first")), len(seen("third", "second"))) == (1, 0)
+    for name in ("second", "third"):
+        assert [own.left_out for own in measured([folder / name], [folder / name], 10_000)] == [1]
+    assert "NOT KNOWN" not in caplog.text
+    # What a takedown has removed there since then is in its certificate alone.
+    traces = [SimpleNamespace(document=salted_digest("salt", "document", removed))]
+    takedowns = [SimpleNamespace(salt="salt", documents=traces)]
+    earlier = EarlierData([(Store(str(folder)), datasets["first"])])
+    assert earlier.removed({removed, bytes(16)}) == set()
+    monkeypatch.setattr(ancestors, "takedowns_at_same_positions", lambda dataset: takedowns)
+    assert earlier.removed({removed, bytes(16)}) == {removed}
+    monkeypatch.undo()
+    shutil.rmtree(folder / "first")
+    assert [own.left_out for own in measured([folder / "second"], [folder / "second"], 10_000)] == [0]
+    assert f"NOT KNOWN whether step 6 of {folder / 'first'} " in caplog.text
+    assert ", was trained on held-out documents. If so, its losses are too low." in caplog.text
 
 
 def test_all_runs_are_asked_about_the_same_tokens(run: Path, tmp_path: Path) -> None:
