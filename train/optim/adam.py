@@ -69,15 +69,35 @@ def trust_ratios(
 ) -> list[Tensor]:
     """Return the norm of each parameter divided by the norm of its update direction, 0-d.
 
-    The norms are those of whole matrices. The ratio is 1 for a vector, and for a matrix if either norm is zero.
+    The norms are those of whole matrices. Each matrix of a stack has a ratio of its own; those of the matrices on this
+    rank are returned, (matrices, 1, 1). The ratio is 1 for a vector, and for a matrix if either norm is zero.
     """
     squares = torch.stack([squared_norms(values), squared_norms(directions)], dim=1)
-    totals = torch.stack(total_over_shards(members, list(squares)))
-    ratios = (totals[:, 0] / totals[:, 1]).sqrt()
-    ratios = torch.where((totals > 0).all(dim=1), ratios, 1.0).float()
-    # With a rate in proportion to its norm, a bias that is initially zero would remain zero.
-    unit = torch.ones((), device=ratios.device)
-    return [ratio if m.is_matrix else unit for m, ratio in zip(members, ratios, strict=True)]
+    parts = [
+        _squares_of_stack(m, value, direction) if m.is_stack else square
+        for m, value, direction, square in zip(members, values, directions, squares, strict=True)
+    ]
+    ratios = []
+    for member, total in zip(members, total_over_shards(members, parts), strict=True):
+        norms = total.view(-1, 2)
+        ratio = torch.where((norms > 0).all(dim=1), (norms[:, 0] / norms[:, 1]).sqrt(), 1.0).float()
+        if member.is_stack:
+            ratios.append(ratio[member.region[0]][:, None, None])
+        else:
+            # With a rate in proportion to its norm, a bias that is initially zero would remain zero.
+            ratios.append(ratio[0] if member.is_matrix else torch.ones_like(ratio[0]))
+    return ratios
+
+
+def _squares_of_stack(member: ShardedParameter, values: Tensor, directions: Tensor) -> Tensor:
+    """Return the sums of squares of each matrix of a stack and of its update direction, flat, float64.
+
+    Only elements in this rank's shard are summed; matrices outside the shard have the sum 0.
+    """
+    sums = torch.zeros(member.parameter.shape[0], 2, dtype=torch.float64, device=values.device)
+    if len(values):
+        sums[member.region[0]] = torch.stack([squared_norms(list(own)) for own in (values, directions)], dim=1)
+    return sums.flatten()
 
 
 # AdamW: Adam with decoupled weight decay, by torch's fused kernel.

@@ -181,6 +181,26 @@ def test_polar_express_comes_closer_to_orthogonal() -> None:
     assert (reached["polar_express"] - 1).abs().mean() < 0.7 * (reached["jordan"] - 1).abs().mean()
 
 
+@pytest.mark.parametrize("name", ["adamw", "lamb", "muon"])
+def test_a_stack_is_updated_matrix_by_matrix(name: str) -> None:
+    """The experts of a layer, of very different sizes; the update of one is zero."""
+    sizes = torch.tensor([0.01, 1.0, 0.0, 10.0])[:, None, None]
+    stack = sizes * torch.randn(4, 24, 8, generator=torch.Generator().manual_seed(1))
+    gradients = [torch.randn(4, 24, 8, generator=torch.Generator().manual_seed(step)) for step in (2, 3)]
+    config = OptimConfig(optimizer=name, weight_decay=0.2)
+    whole = nn.Parameter(stack.clone())
+    parts = {f"blocks.0.{number}.weight": nn.Parameter(own.clone()) for number, own in enumerate(stack)}
+    together, apart = make_optimizer({"blocks.0.experts.up": whole}, config), make_optimizer(parts, config)
+    for gradient in gradients:
+        gradient[1] = 0
+        whole.grad = gradient.clone()
+        for part, own in zip(parts.values(), gradient, strict=True):
+            part.grad = own.clone()
+        update(together, 1e-2)
+        update(apart, 1e-2)
+    torch.testing.assert_close(whole.detach(), torch.stack([*parts.values()]).detach(), rtol=1e-5, atol=1e-8)
+
+
 def test_normuon_by_its_formula() -> None:
     """Two updates against algorithm 1: rows by the root of their running mean square, then the size of Muon."""
     parameter = nn.Parameter(torch.zeros(6, 10))

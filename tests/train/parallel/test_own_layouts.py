@@ -181,9 +181,9 @@ def test_every_layout_equals_a_loop_over_tokens(monkeypatch: pytest.MonkeyPatch,
     assert all(dropped) if options == DROPS else not any(dropped)
 
 
-def test_16_bits_muon_and_compiled_layers_agree_too() -> None:
-    reference = in_layouts(1, DROPS, [{}, {"optim": {"optimizer": "muon"}}])
-    muon = {"optim": {"optimizer": "muon"}}
+def test_16_bits_muon_and_lamb_agree_too() -> None:
+    muon, lamb = ({"optim": {"optimizer": name}} for name in ("muon", "lamb"))
+    reference = in_layouts(1, DROPS, [{}, muon, lamb])
     rounded = {"train": IN_BF16["train"]}
     for settings, expected, bars in (
         (rounded, reference[0], IN_BF16["bars"]),
@@ -191,6 +191,9 @@ def test_16_bits_muon_and_compiled_layers_agree_too() -> None:
         (rounded | {"layout": {"data": "ddp"}}, reference[0], IN_BF16["bars"]),
         (muon | {"layout": {"micro_batch": 4}}, reference[1], EXACT),
         (muon | {"layout": {"expert_parallel": True}}, reference[1], EXACT),
+        (lamb | {"layout": {"micro_batch": 4}}, reference[2], EXACT),
+        (lamb | {"layout": {"data": "zero1"}}, reference[2], EXACT),
+        (lamb | {"layout": {"expert_parallel": True}}, reference[2], EXACT),
     ):
         check_equal(in_layouts(2, DROPS, [settings])[0], expected, bars)
 
