@@ -35,7 +35,7 @@ from train.checkpoint.state import (
 )
 from train.export.families import family_of
 from train.export.model_folder import CONFIG, json_bytes
-from train.export.tokenizer_json import convert_sentencepiece, problems_of
+from train.export.tokenizer_json import convert_sentencepiece, problems_of, with_separators
 from train.export.weights import StoredWeights, write_weights
 from train.model.shape import ModelShape, OwnShape, check_sizes
 
@@ -78,7 +78,9 @@ def generation_settings(tokenizer: TokenizerFile | None) -> dict[str, Any]:
 
 
 def tokenizer_files(tokenizer: TokenizerFile, seq_len: int) -> dict[str, bytes]:
-    """Return the unchanged model file, its `tokenizer.json` if it has an equal one, and the settings, by file name.
+    """Return the model file, its `tokenizer.json` if it has an equal one, and the settings, by file name.
+
+    A SentencePiece model is unchanged; a `tokenizer.json` adds to a text the tokens that begin documents.
 
     Raises ConfigError for a SentencePiece model that is not of kind bpe: `transformers` would load it as bpe.
     """
@@ -86,11 +88,12 @@ def tokenizer_files(tokenizer: TokenizerFile, seq_len: int) -> dict[str, bytes]:
     # The name of a reserved token in a text is encoded as ordinary text, as in training.
     settings: dict[str, Any] = {"model_max_length": seq_len, "split_special_tokens": True}
     settings |= {"clean_up_tokenization_spaces": False}
-    files = {"tokenizer.json" if contract.kind == "huggingface" else "tokenizer.model": tokenizer.data}
+    files = {"tokenizer.model": tokenizer.data}
     if contract.kind == "huggingface":
         from tokenizers import Tokenizer
 
-        loaded = Tokenizer.from_buffer(tokenizer.data)
+        files = {"tokenizer.json": with_separators(tokenizer.data, contract)}
+        loaded = Tokenizer.from_buffer(files["tokenizer.json"])
         pieces = {number: loaded.id_to_token(number) for number in contract.reserved.values()}
         settings["tokenizer_class"] = "PreTrainedTokenizerFast"
     else:

@@ -1,4 +1,4 @@
-"""A SentencePiece BPE model as the `tokenizer.json` of the library `tokenizers`, with equal ids for every text.
+"""The `tokenizer.json` of an export: of a SentencePiece BPE model with equal ids for every text, or that of a dataset.
 
 SentencePiece joins the pair of pieces whose joined piece has the highest score. So each way to divide a piece in two is
 a merge, ranked by the score of the piece. Source: Sennrich et al. 2016, arXiv 1508.07909, and SentencePiece's `bpe`.
@@ -7,6 +7,7 @@ a merge, ranked by the score of the piece. Source: Sennrich et al. 2016, arXiv 1
 from collections.abc import Iterator
 from typing import Any
 
+from schemas.logs import LOGGER
 from schemas.tokens import ESCAPE, SPACE, TokenizerContract
 
 NORMAL, USER_DEFINED = 1, 4
@@ -71,3 +72,33 @@ def _merges(model: Any) -> Iterator[tuple[str, str]]:
         pairs = ((piece[:end], piece[end:]) for end in range(1, len(piece)))
         known = [pair for pair in pairs if pair[0] in numbers and pair[1] in numbers]
         yield from sorted(known, key=lambda pair: (numbers[pair[0]], numbers[pair[1]]))
+
+
+def with_separators(data: bytes, contract: TokenizerContract) -> bytes:
+    """Return a tokenizer.json of a dataset that adds to a text what begins documents, and nothing else.
+
+    It is unchanged if it does so already. Reserved tokens that its model does not have become special tokens. If their
+    ids cannot be had, it is unchanged too, with a warning.
+    """
+    from tokenizers import Tokenizer, processors
+
+    tokenizer = Tokenizer.from_buffer(data)
+    tokenizer.no_padding()
+    tokenizer.no_truncation()
+    before = [contract.reserved[name] for name in contract.before]
+    if tokenizer.encode("a").ids == [*before, *tokenizer.encode("a", add_special_tokens=False).ids]:
+        return data
+    if any(tokenizer.id_to_token(number) is None for number in before):
+        named = {number: f"<{name}>" for name, number in sorted(contract.reserved.items(), key=lambda item: item[1])}
+        new = {number: piece for number, piece in named.items() if tokenizer.id_to_token(number) is None}
+        tokenizer.add_special_tokens([*new.values()])
+        if any(tokenizer.token_to_id(piece) != number for number, piece in new.items()):
+            LOGGER.warning(
+                f"export: tokenizer.json does not begin texts with {', '.join(contract.before)}, as training does, "
+                "because the tokenizer has no place for these tokens. Prepend their ids yourself."
+            )
+            return data
+    pieces = [str(tokenizer.id_to_token(number)) for number in before]
+    special = [*dict(zip(pieces, before, strict=True)).items()]
+    tokenizer.post_processor = processors.TemplateProcessing(single=[*pieces, "$A"], special_tokens=special)
+    return str(tokenizer.to_str(pretty=False)).encode()

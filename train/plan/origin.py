@@ -112,6 +112,8 @@ def _check_tokenizer(folder: Path, dataset: Dataset, rows: int) -> None:
     if own != data:
         are_json = path.suffix == ".json", contract.kind == "huggingface"
         theirs, ours = _pieces(data, are_json[0], str(path)), _pieces(own, are_json[1])
+        # An export names the reserved ids that follow those of the tokenizer.
+        ours = {number: f"<{name}>" for name, number in contract.reserved.items()} | ours
         others = [number for number, piece in theirs.items() if number < rows and ours.get(number) != piece]
         if others:
             shown = ", ".join(

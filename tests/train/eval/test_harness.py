@@ -20,6 +20,7 @@ from schemas.errors import ConfigError, ContractError
 from schemas.manifest import read_run, write_run
 from schemas.paths import HARNESS_NAME
 from schemas.storage import Store
+from schemas.tokens import open_dataset
 from tests.support.tiny_dataset import make_tiny_dataset
 from tests.train.eval.test_generate import RECIPE
 from train.checkpoint.state import find_checkpoint
@@ -90,7 +91,7 @@ def test_a_local_task_without_a_network(run: Store, tmp_path: Path) -> None:
     assert (result.samples, result.available, result.fewshot, result.step) == (12, 12, 0, 3)
     assert result.checkpoint == find_checkpoint(run, 3).name
     assert len(result.checkpoint_digest) == 64
-    # By hand: the choice with the larger probability, with transformers alone.
+    # By hand: the choice with the larger probability in a text that begins as in training, with transformers alone.
     export_checkpoint(run, tmp_path / "model", 3)
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "model", dtype=torch.float32)
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "model")
@@ -98,8 +99,9 @@ def test_a_local_task_without_a_network(run: Store, tmp_path: Path) -> None:
     for row in rows:
         scores = []
         for choice in row["choices"]:
-            context = tokenizer(row["question"], add_special_tokens=False).input_ids
-            whole = tokenizer(row["question"] + choice, add_special_tokens=False).input_ids
+            context = tokenizer(row["question"]).input_ids
+            whole = tokenizer(row["question"] + choice).input_ids
+            assert context[0] == whole[0] == open_dataset(run).tokenizer.reserved["bos"]
             with torch.no_grad():
                 logits = F.log_softmax(model(torch.tensor([whole])).logits[0].float(), -1)
             scores.append(sum(logits[i - 1, whole[i]].item() for i in range(len(context), len(whole))))

@@ -1,10 +1,12 @@
-"""Tokenizers beside an exported model: the file as it is, and settings with which `transformers` cuts texts alike."""
+"""Tokenizers beside an exported model: files and settings with which `transformers` cuts and begins texts alike."""
 
 import gzip
 import json
 import random
+from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -34,7 +36,6 @@ def tiny_tokenizer(tmp_path: Path) -> TokenizerFile:
 def test_a_tokenizer_json_goes_along(tmp_path: Path) -> None:
     tokenizer = tiny_tokenizer(tmp_path)
     folder = exported(tmp_path / "llama", tokenizer)
-    assert (folder / "tokenizer.json").read_bytes() == tokenizer.data
     settings = json.loads((folder / "tokenizer_config.json").read_text())
     assert (settings["bos_token"], settings["eos_token"]) == ("<bos>", "<eos>")
     reserved = tokenizer.contract.reserved
@@ -50,11 +51,58 @@ def test_a_tokenizer_json_goes_along(tmp_path: Path) -> None:
 
     ours = Tokenizer.from_buffer(tokenizer.data)
     words = [word for word in ours.get_vocab() if not word.startswith("<")][:9]
-    assert loaded(" ".join(words))["input_ids"] == ours.encode(" ".join(words)).ids
+    ids = ours.encode(" ".join(words), add_special_tokens=False).ids
+    assert loaded(" ".join(words))["input_ids"] == [reserved["bos"], *ids]  # as documents begin in training
+    assert loaded(" ".join(words), add_special_tokens=False)["input_ids"] == ids
     drawn = transformers.LlamaForCausalLM.from_pretrained(folder).generate(
         torch.tensor([[reserved["bos"], 200]]), max_new_tokens=20
     )
     assert not set(drawn[0, 1:].tolist()) & (set(reserved.values()) - {reserved["eos"]})
+
+
+def with_model(tokenizer: TokenizerFile, change: Callable[[Any], object], **contract: Any) -> TokenizerFile:
+    """Return a tokenizer with another tokenizer.json and contract."""
+    from tokenizers import Tokenizer
+
+    model = Tokenizer.from_buffer(tokenizer.data)
+    change(model)
+    data = str(model.to_str()).encode()
+    return TokenizerFile(tokenizer.contract.model_copy(update=contract), data)
+
+
+def ids_of(tokenizer: TokenizerFile, text: str) -> list[int]:
+    """Return what the exported tokenizer.json makes of a text."""
+    from tokenizers import Tokenizer
+
+    ids: list[int] = Tokenizer.from_buffer(tokenizer_files(tokenizer, 64)["tokenizer.json"]).encode(text).ids
+    return ids
+
+
+def test_an_exported_tokenizer_begins_texts_as_training_does(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    from tokenizers import Tokenizer, processors
+
+    tiny = tiny_tokenizer(tmp_path)
+    reserved, words = tiny.contract.reserved, Tokenizer.from_buffer(tiny.data).decode([200, 201])
+    wrapped = processors.TemplateProcessing(single="<bos> $A <eos>", special_tokens=[("<bos>", 1), ("<eos>", 2)])
+    for change in (lambda model: None, lambda model: setattr(model, "post_processor", wrapped)):
+        for before in ([], ["bos"], ["eos", "bos"]):
+            ids = [reserved[name] for name in before]
+            assert ids_of(with_model(tiny, change, before=before), words) == [*ids, 200, 201]
+    plain = with_model(tiny, lambda model: None, before=[])
+    assert tokenizer_files(plain, 64)["tokenizer.json"] == plain.data
+    # Reserved ids after those of the model become special tokens with the names of the contract.
+    model = json.loads(tiny.data)
+    model["model"]["vocab"] = {f"x{n}" if n < 3 else piece: n for piece, n in model["model"]["vocab"].items()}
+    moved = {"pad": 512, "bos": 513, "eos": 514}
+    later = TokenizerFile(tiny.contract.model_copy(update={"reserved": reserved | moved}), json.dumps(model).encode())
+    assert ids_of(later, words) == [513, 200, 201]
+    settings = json.loads(tokenizer_files(later, 64)["tokenizer_config.json"])
+    assert [settings[f"{name}_token"] for name in moved] == ["<pad>", "<bos>", "<eos>"]
+    assert "does not begin texts" not in caplog.text
+    taken = json.loads(later.data)
+    taken["model"]["vocab"]["<bos>"] = taken["model"]["vocab"].pop("x0")
+    assert ids_of(TokenizerFile(later.contract, json.dumps(taken).encode()), words) == [200, 201]
+    assert "tokenizer.json does not begin texts with bos, as training does" in caplog.text
 
 
 def sentencepiece_model(tmp_path: Path, algorithm: str, **options: object) -> TokenizerFile:
