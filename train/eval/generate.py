@@ -118,10 +118,12 @@ def encode_prompt(prompt: str, contract: TokenizerContract, codec: Codec) -> lis
 class Sampler:
     """Samples token ids from logits, reproducibly by seed.
 
-    The only reserved ids that it samples are those that end documents.
+    The only reserved ids that it samples are those that end documents. Rows of weights beyond the ids of the tokenizer
+    are never sampled.
     """
 
     def __init__(self, contract: TokenizerContract, temperature: float, seed: int):
+        self._num_ids = contract.vocab_size
         self.ends = {contract.reserved[name] for name in contract.after}
         self._excluded = sorted(set(contract.reserved.values()) - self.ends)
         self._temperature = temperature
@@ -129,7 +131,7 @@ class Sampler:
 
     def draw(self, logits_V: Tensor) -> int:
         """Return one sampled token id. Raises ContractError if a logit is not a number, or all are infinite."""
-        logits_V = logits_V.detach().double().cpu()
+        logits_V = logits_V[: self._num_ids].detach().double().cpu()
         logits_V[self._excluded] = -torch.inf
         if not (most := logits_V.max()).isfinite():
             raise ContractError(

@@ -185,6 +185,8 @@ def test_sampler_draws_by_probability_and_bars_control_tokens() -> None:
         [0, 0, 0.212, 0.212, 0.576, 0], abs=0.03
     )
     assert Sampler(CONTRACT, 0.0, 0).draw(logits) == 4
+    # A model of others may have more rows than its tokenizer has ids.
+    assert Sampler(CONTRACT, 0.0, 0).draw(torch.cat([logits, torch.tensor([50.0])])) == 4
     sharp = Sampler(CONTRACT, 0.05, 0)
     assert {sharp.draw(logits) for _ in range(100)} == {4}
     assert Sampler(CONTRACT, 1e-320, 0).draw(logits) == 4
