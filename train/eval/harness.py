@@ -46,6 +46,11 @@ def measure_tasks(
     the files of more tasks. `weights`: of STORED_WEIGHTS. Raises ConfigError for an unknown task, or a model that
     cannot be exported.
     """
+    if not tasks or (limit is not None and limit < 1):
+        raise ConfigError(
+            f"--harness: expected at least one task and a --limit of at least 1, got {len(tasks)} task(s) and a limit "
+            f"of {limit}. Correct the one that is wrong."
+        )
     check_harness()
     import lm_eval
     from lm_eval.tasks import TaskManager

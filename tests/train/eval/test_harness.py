@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import re
 import subprocess
 import sys
 from importlib.util import find_spec
@@ -121,6 +122,14 @@ def test_missing_packages_are_one_sentence(run: Store, monkeypatch: pytest.Monke
     monkeypatch.setattr(harness, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"got no lm_eval and no transformers\. Install penstock\[harness\]\."):
         harness.measure_tasks(run, ["x"], None, None, [])
+
+
+@pytest.mark.parametrize(("words", "got"), [([","], "0 task.s. and a limit of None"), (["x", "--limit", "0"], "of 0")])
+def test_no_task_and_no_sample_are_one_sentence(
+    run: Store, capsys: pytest.CaptureFixture[str], words: list[str], got: str
+) -> None:
+    assert harness.main([run.uri, "--tasks", *words]) == 2
+    assert re.search(f"expected at least one task and a --limit of at least 1, got .*{got}", capsys.readouterr().err)
 
 
 ANSWER = {
