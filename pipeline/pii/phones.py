@@ -33,16 +33,19 @@ telephone number."""
 MAX_GROUPS, NEAR = 8, 32
 """Maximum number of digit groups in a telephone number, and maximum distance of a naming word before it [characters].
 """
+MIN_DIGITS = 7
+"""Length of digits after which an opening bracket begins another number [characters]."""
 
 NAMING_WORDS = frozenset({
     "call", "cell", "celular", "cellulare", "contact", "fax", "fon", "handy", "hotline", "kontakt", "mob", "mobil",
-    "mobile", "móvil", "ph", "phone", "portable", "rufnummer", "sms", "tel", "telefon", "telefone", "telefono",
-    "telefonu", "telephone", "teléfono", "tél", "téléphone", "tlf", "whatsapp", "моб", "тел", "телефон", "телефону",
-    "факс", "هاتف", "تلفون", "جوال",
+    "mobile", "móvil", "ph", "phone", "portable", "ruf", "rufnummer", "sms", "tel", "telefon", "telefone", "telefono",
+    "telefonu", "telefoon", "telephone", "teléfono", "tél", "téléphone", "tlf", "whatsapp", "моб", "тел", "телефон",
+    "телефону", "факс", "هاتف", "تلفون", "جوال",
 })  # fmt: skip
 """Words that mark digits close to them as a telephone number, if no other digits are between."""
 NAMING_PARTS = (
     "电话", "電話", "手机", "手機", "热线", "熱線", "传真", "傳真", "携帯", "전화", "휴대폰", "팩스", "โทร", "फोन",
+    "मोबाइल", "wa.me/",
 )  # fmt: skip
 """The same in scripts without spaces, where these words occur inside longer runs of characters."""
 
@@ -81,9 +84,16 @@ _OTHER = re.compile(
     r"|[0-9]{1,3}(?:\.[0-9]{1,3}){3}(?![0-9])|[0-9]{3}-[0-9]{2}-[0-9]{4}(?![0-9])"
 )
 _BEFORE = re.compile(
-    r"(?:[0-9A-Za-z]|[0-9][-./,]|(?<=[a-z]{3})(?<!tel)(?<!fax)(?<!fon)(?<!one)(?<!mob)/|[$#_=]\s?|\b(?:isbn|issn|pmid|doi|ean|upc|sku|order|no|nr|id|ref|art)[\s.:-]*)\Z",
-    re.I,
+    r"(?:[0-9A-Za-z]|[0-9][-./,]|[$]\s?|\b(?:isbn|issn|pmid|doi|ean|upc|sku)[\s.:-]*)\Z", re.IGNORECASE
 )
+"""What no telephone number follows."""
+_LABEL = re.compile(
+    r"(?:[=#]\s?|(?<=[0-9A-Za-z])_|(?<=[a-z]{3})(?<!tel)(?<!fax)(?<!fon)(?<!one)(?<!mob)/"
+    r"|\b(?:(?<!\bto )order|id|ref|art|(?P<number>no|nr))[\s.:-]*)\Z",
+    re.IGNORECASE,
+)
+"""What mostly precedes other numbers: a parameter, an identifier, a path of an address, or a word such as order. After
+it, only assigned numbers with a country code count, unless a word names them; after no. and nr., that word precedes."""
 _FOLLOWING = re.compile(r"_?[0-9A-Za-z]|[-./,:][0-9]|\s?(?:%|[$]|(?:EUR|USD|GBP|euros?|dollars?|km|kg)\b)")
 _TRUNK = re.compile(r"(?:\+ ?|00)([0-9]{1,3})[ .-]0")
 _STREET = re.compile(r" (?:[NSEW]\.? )?[A-Z][a-z]+ (?:St|Street|Ave|Avenue|Rd|Road|Blvd|Dr|Drive|Ln|Lane|Way)\b")
@@ -124,7 +134,9 @@ def _segments(folded: str, run: tuple[int, int]) -> Iterator[Groups]:
         elif match.end() > spaced:
             area = len(groups) == 1 and folded[groups[0][0]] == "0"
             gap = groups[-1][1], match.start()
-            if not _INSIDE.fullmatch(folded, *gap) and not (area and _AFTER_AREA.fullmatch(folded, *gap)):
+            another = "(" in folded[slice(*gap)] and gap[0] - groups[0][0] >= MIN_DIGITS
+            inside = _INSIDE.fullmatch(folded, *gap) or (area and _AFTER_AREA.fullmatch(folded, *gap))
+            if another or not inside:
                 yield groups
                 groups = []
         groups.append(match.span())
@@ -145,8 +157,7 @@ def _number_in(text: str, folded: str, groups: Groups, known: tuple[bool, tuple[
         if first == len(groups):
             return None
         start = begin = groups[first][0]
-    before = _BEFORE.search(folded, max(0, start - 10), start)
-    if before and not before[0].startswith("="):
+    if _BEFORE.search(folded, max(0, start - 10), start):
         return None
     if _ZIP.match(folded, begin) and _STATE.search(folded, max(0, start - 6), start):
         return None
@@ -154,10 +165,8 @@ def _number_in(text: str, folded: str, groups: Groups, known: tuple[bool, tuple[
     named = (
         follows or _names(text[max(0, start - NEAR) : start]) or _names(text[end : end + NEAR // 4].partition("\n")[0])
     )
-    if before and not (named or international):
-        return None
-    # Of values of parameters, as in `?of=+493012345`, only assigned numbers count, unless a word names them.
-    least = INTERNATIONAL if before and not named else 0.0
+    label = _LABEL.search(folded, max(0, start - 12), start)
+    least = INTERNATIONAL if label and not (named and _is_named_by(text, label)) else 0.0
     best: PhoneSpan | None = None
     for last in range(min(len(groups), first + MAX_GROUPS), first, -1):
         whole, end = last == len(groups), groups[last - 1][1]
@@ -174,6 +183,14 @@ def _number_in(text: str, folded: str, groups: Groups, known: tuple[bool, tuple[
                 open_bracket = folded[start] == "(" and ")" not in folded[start:end]
                 best = start + open_bracket, extension.end() if extension else end, score
     return best
+
+
+def _is_named_by(text: str, label: re.Match[str]) -> bool:
+    """Return True if a number after this label may be the telephone number that a word near it names."""
+    if label["number"] is None:
+        return not label[0][0].isalpha()
+    words = text[max(0, label.start() - NEAR) : label.start()].rstrip(" .:-").split()
+    return words != [] and _names(words[-1])
 
 
 def _names(near: str) -> bool:

@@ -59,6 +59,13 @@ FOUND = [
     ("phone", "https://example.org/u?of=+4930901820&id=1", "https://example.org/u?of=<PHONE>&id=1"),
     ("phone", "https://example.org/?q=%2B4930901820", "https://example.org/?q=<PHONE>"),
     ("phone", "?phone=202-555-0142 ", "?phone=<PHONE> "),
+    # after No., Nr. and #, if a word before these names them, or with a country code
+    ("phone", "Phone No. +91 98765 43210, Fax No: (415) 555-0139", "Phone No. <PHONE>, Fax No: <PHONE>"),
+    ("phone", "Mobile no 9876543210 / Phone #415-555-0139", "Mobile no <PHONE> / Phone #<PHONE>"),
+    ("phone", "Ref: +49 30 901820 Nr. +49 30 901821", "Ref: <PHONE> Nr. <PHONE>"),
+    ("phone", "Call to order: 415-555-0139", "Call to order: <PHONE>"),
+    ("phone", "https://wa.me/4930901820 mail/+4930901820", "https://wa.me/<PHONE> mail/<PHONE>"),
+    ("phone", "+49 30 901820 (415) 555-0139", "<PHONE> <PHONE>"),
     # cards: each issuer's range and grouping; Visa's old 13 digits only where they are named
     ("credit_card", "4111 1111 1111 1111", "<CREDIT_CARD>"),
     ("credit_card", "号4111111111111111。", "号<CREDIT_CARD>。"),
@@ -146,6 +153,7 @@ LEFT = [
         "4006381333931",
         "/2019/09/16/a-1234567890.html",
     ),
+    *("contact us with order no. 4155550139", "call this No. 415-555-0139", "Contact ID: 4155550139", "x/4155550139"),
     *("?price=202-555-0142", "x=+1234567890", "?t=1700000000", "$+4930901820", "%2B12%2B34567890"),
 ]
 
@@ -179,6 +187,9 @@ def test_lookalikes_are_left(redactor: Redactor, text: str) -> None:
         ("fr", "01 99 00 25 16", "<PHONE>"),
         ("ru", "8 (800) 000-27-50", "<PHONE>"),
         ("de", "030/23125 395", "<PHONE>"),
+        ("de", "Tel.-Nr. 030 23125 395, Handy-Nr.: 0171 2345678", "Tel.-Nr. <PHONE>, Handy-Nr.: <PHONE>"),
+        ("sv", "Telefon nr 070-123 45 67", "Telefon nr <PHONE>"),
+        ("hi", "मोबाइल No. 98765 43210", "मोबाइल No. <PHONE>"),
         ("de", "030 / 23125 395", "<PHONE>"),
         ("de", "(030 23125 395), (+49 30 23125395)", "(<PHONE>), (<PHONE>)"),
         ("en", "415-555-0139 / 415-555-0140", "<PHONE> / <PHONE>"),
