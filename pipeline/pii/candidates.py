@@ -53,6 +53,19 @@ def fold(text: str) -> str:
     return text.encode("ascii", "replace").decode("ascii")
 
 
+_EMPHASIS = re.compile(
+    r"(?<![\w.%+'@-])_++(?=[0-9A-Za-z+(])|(?<=[0-9A-Za-z)])_++(?=[\s,;:!?)\]}>\"'|*~`]|\.(?:\s|\Z)|\Z)"
+)
+
+
+def without_emphasis(folded: str) -> str:
+    """Return the ASCII form of a text with blanks for the underscores around words, as in `_word_`.
+
+    Patterns take an underscore for a letter of the value beside it.
+    """
+    return _EMPHASIS.sub(lambda match: " " * len(match.group()), folded) if "_" in folded else folded
+
+
 @dataclass(frozen=True)
 class CandidateFamily:
     """A pattern whose matches may be personal data, and the size of the window to search around a match."""
@@ -66,7 +79,6 @@ class CandidateFamily:
 
 FAMILIES = {
     "at": CandidateFamily(re.compile("@"), 130, 260),
-    "percent": CandidateFamily(re.compile("%(?:25)?40"), 130, 260),
     "digits": CandidateFamily(regex.compile(r"[0-9](?:[ \-./()]{0,3}+[0-9]){6,}+"), 3, 3),
     # One search for two subjects, since looking at every digit is most of its time.
     "dots": CandidateFamily(regex.compile(r"[0-9]{1,3}(?:(?:\.[0-9]{1,3}){3}|[0-9]{3}[A-F+U-Y(][0-9A])"), 20, 5),
@@ -125,18 +137,18 @@ def candidate_windows(folded: str, family: CandidateFamily) -> list[tuple[int, i
 
 @dataclass(frozen=True)
 class Joined:
-    """Windows of a text, joined into one text so that one search covers all of them."""
+    """Parts of a text, such as windows, joined into one text so that one search covers all of them."""
 
     text: str
     starts: list[int]
-    """Offset of each window in the joined text."""
+    """Offset of each part in the joined text."""
     origins: list[int]
-    """Offset of each window in the whole text."""
+    """Offset of each part in the whole text."""
 
     def origin(self, position: int) -> int:
         """Return the offset in the whole text that corresponds to an offset in the joined text."""
-        window = bisect_right(self.starts, position) - 1
-        return self.origins[window] + position - self.starts[window]
+        part = bisect_right(self.starts, position) - 1
+        return self.origins[part] + position - self.starts[part]
 
 
 def join_windows(folded: str, spans: list[tuple[int, int]]) -> Iterator[Joined]:
@@ -155,6 +167,48 @@ def join_windows(folded: str, spans: list[tuple[int, int]]) -> Iterator[Joined]:
                 starts.append(starts[-1] + len(text) + len(JOIN))
             yield Joined(JOIN.join(texts), starts, [start for start, _ in chosen])
             first, size = last, 0
+
+
+ESCAPES = 2
+"""Number of times that a value may be escaped, as the at sign in `%2540`."""
+_ESCAPED = re.compile("(?:%[0-9A-Fa-f]{2})++")
+_PARAMETER = re.compile(r"[?&][^\s?&=#]{1,100}=([^\s?&#]*)")
+_PLUS = re.compile(r"(?<=[0-9A-Za-z)])\+(?=[0-9A-Za-z(%])")
+
+
+def unescape(text: str) -> Joined | None:
+    """Return the text without percent-encoding, and with a blank for each plus sign between words of a parameter.
+
+    Addresses have values in this form, as in `?phone=%2B49+30+901820`. None if the text has nothing like it.
+    """
+    escapes = [(*match.span(), match.group()) for match in _ESCAPED.finditer(text)] if "%" in text else []
+    if "+" in text:
+        values = (match.span(1) for match in _PARAMETER.finditer(text))
+        escapes += [(*match.span(), "+") for value in values for match in _PLUS.finditer(text, *value)]
+    if not escapes:
+        return None
+    pieces: list[str] = []
+    starts, origins = [0], [0]
+    size = end = 0
+    for start, stop, escape in sorted(escapes):
+        pieces.append(text[end:start])
+        size, place, end = size + start - end, start, stop
+        for char in " " if escape == "+" else bytes.fromhex(escape.replace("%", "")).decode("utf-8", "surrogateescape"):
+            starts.append(size)
+            origins.append(place)
+            pieces.append(char)
+            size, place = size + 1, place + 3 * (1 if "\udc80" <= char <= "\udcff" else len(char.encode()))
+        starts.append(size)
+        origins.append(stop)
+    return Joined("".join([*pieces, text[end:]]), starts, origins)
+
+
+def plain_value(value: str) -> str:
+    """Return a value without percent-encoding."""
+    for _ in range(ESCAPES):
+        plain = unescape(value)
+        value = value if plain is None else plain.text
+    return value
 
 
 def any_of(*words: str) -> str:

@@ -49,8 +49,6 @@ NAMING_PARTS = (
 )  # fmt: skip
 """The same in scripts without spaces, where these words occur inside longer runs of characters."""
 
-ENCODED_PLUS = "%2b"
-"""The plus sign as addresses have it, in lower case."""
 _SIGNS = re.compile(r"(?:\+ |[+(]{0,2})\Z")
 _GROUP = re.compile("[0-9]+")
 _DIGITS, _WORD = re.compile(r"\d"), re.compile(r"[^\W\d_]+")
@@ -147,10 +145,7 @@ def _number_in(text: str, folded: str, groups: Groups, known: tuple[bool, tuple[
     """Return the number at the first group, or after dates. `known`: if it follows another number, and the regions."""
     (follows, regions), first, begin = known, 0, groups[0][0]
     start = begin - len(_SIGNS.findall(folded[max(0, begin - 2) : begin])[0])
-    if folded[max(0, begin - 3) : begin].lower() == ENCODED_PLUS:
-        start = begin - len(ENCODED_PLUS)
-    plus = "+" if start < begin and folded[start] == "%" else ""
-    international = bool(plus) or "+" in folded[start:begin] or folded.startswith("00", begin)
+    international = "+" in folded[start:begin] or folded.startswith("00", begin)
     # The number starts at the first group after dates and similar numbers.
     while not international and (other := _OTHER.match(folded, begin)):
         first = bisect_left(groups, (other.end(),), first)
@@ -177,7 +172,7 @@ def _number_in(text: str, folded: str, groups: Groups, known: tuple[bool, tuple[
         extension = _EXTENSION.match(text, end)
         if extension or not _FOLLOWING.match(folded, end):
             marked = named or (extension is not None and extension[1] is not None)
-            score = phone_score(plus + folded[begin if plus else start : end], marked, regions)
+            score = phone_score(folded[start:end], marked, regions)
             # A number that does not extend to the last group must be an assigned one.
             if score >= least and score > (best[2] if best else 0.0 if whole else WRITTEN_LIKE_PHONE):
                 open_bracket = folded[start] == "(" and ")" not in folded[start:end]

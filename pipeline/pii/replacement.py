@@ -11,6 +11,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from pipeline.pii.candidates import plain_value
+
 Form = Literal["type", "text", "pseudonym", "surrogate"]
 KEYED: frozenset[str] = frozenset(("pseudonym", "surrogate"))
 """Forms that need a key."""
@@ -84,7 +86,7 @@ class Replacement:
         if self.form == "text":
             return self.placeholder
         digest = self._digest(kind, value)
-        if self.form == "surrogate" and (made := surrogate(kind, value, language, digest)) is not None:
+        if self.form == "surrogate" and (made := surrogate(kind, plain_value(value), language, digest)) is not None:
             return made
         if self.form == "surrogate":
             return f"<{kind.upper()}>"
@@ -94,7 +96,9 @@ class Replacement:
     def _digest(self, kind: str, value: str) -> bytes:
         # BLAKE2b takes keys of up to 64 bytes, so the key is the digest of the whole key.
         key = hashlib.blake2b(self.key).digest()
-        return hashlib.blake2b(f"{kind}\0{normalized(kind, value)}".encode(), key=key, digest_size=16).digest()
+        return hashlib.blake2b(
+            f"{kind}\0{normalized(kind, value)}".encode("utf-8", "surrogatepass"), key=key, digest_size=16
+        ).digest()
 
 
 BY_TYPE = Replacement()
@@ -102,18 +106,17 @@ BY_TYPE = Replacement()
 
 
 def normalized(kind: str, value: str) -> str:
-    """Return the form of a value that does not depend on how it is written: case, blanks and separators."""
+    """Return the form of a value that does not depend on how it is written: case, blanks, separators and escapes."""
+    value = plain_value(value)
     folded = unicodedata.normalize("NFKC", value).casefold()
-    if kind == "email":
-        return folded.replace("%2540", "@").replace("%40", "@")
     if kind in ("person", "location", "organisation"):
         return " ".join(folded.split())
-    if kind == "ip":
+    if kind in ("email", "ip"):
         return folded
     if kind == "secret":
         return value
     kept = "".join(filter(str.isalnum, folded))
-    return f"+{kept}" if kind == "phone" and "+" in folded else kept
+    return f"+{kept}" if kind == "phone" and "+" in folded[:2] else kept
 
 
 def surrogate(kind: str, value: str, language: str | None, digest: bytes) -> str | None:

@@ -6,7 +6,6 @@ It searches only the candidate windows of a text (`candidates`), runs the recogn
 
 import json
 import re
-from bisect import bisect_left, insort
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -15,10 +14,19 @@ from typing import Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from pipeline.engine.stage import Drop, PerDocument, Row, RowFunction
-from pipeline.pii.candidates import FAMILIES, candidate_windows, fold, join_windows
+from pipeline.pii.candidates import (
+    ESCAPES,
+    FAMILIES,
+    candidate_windows,
+    fold,
+    join_windows,
+    unescape,
+    without_emphasis,
+)
 from pipeline.pii.names import EVERY_LANGUAGE, NO_NAMES, NameFinder, Names, is_covered
 from pipeline.pii.phones import find_phones
 from pipeline.pii.replacement import BY_TYPE, KEYED, MAX_PLACEHOLDER, Form, Replacement
+from pipeline.pii.secrets import SECRETS
 from pipeline.pii.types import DEFAULT_TYPES, TYPE_NAMES, LoadedRecognizer, load_recognizers
 from schemas.config import Section, location, suggest_name
 from schemas.key_file import read_key
@@ -37,6 +45,7 @@ REPLACED_SPANS = "_personal_data"
 """Field of a row: its rows of the table `personal_data`, if `pii.audit` asks for them."""
 NER, KEY = "ner.", "key"
 """Prefix of the names of the stage's models, before a language, and the name of the key file among them."""
+_BETWEEN_WORDS = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|[\W_]+")
 _RANK = {name: index for index, name in enumerate(TYPE_NAMES)}
 
 
@@ -174,9 +183,9 @@ class Redactor:
         redaction = self.replace(text, language, self.names_of([text], language))
         return redaction.text, redaction.counts
 
-    def replace(self, text: str, language: str | None, names: Names = NO_NAMES) -> Redaction:
+    def replace(self, text: str, language: str | None, names: Names = NO_NAMES, field: str = "") -> Redaction:
         """Return the text with all personal data replaced. `names` are the names of the document."""
-        found = self.find(text, language, names)
+        found = self.find(text, language, names, field)
         if not found:
             return Redaction(text)
         pieces: list[str] = []
@@ -191,13 +200,37 @@ class Redactor:
         pieces.append(text[end:])
         return Redaction("".join(pieces), tuple(spans), sum(stop - start for start, stop, *_ in found))
 
-    def find(self, text: str, language: str | None = None, names: Names = NO_NAMES) -> list[Span]:
-        """Return the spans of the personal data to replace, in order and without overlaps."""
-        folded = fold(text)
+    def find(self, text: str, language: str | None = None, names: Names = NO_NAMES, field: str = "") -> list[Span]:
+        """Return the spans of the personal data to replace, in order and without overlaps.
+
+        `field` is the name of the field that has the text as its value, such as `phone_number`; empty if there is none.
+        """
+        spans = self._find(text, language, names, ESCAPES)
+        if field:
+            before = f"{_BETWEEN_WORDS.sub(' ', field).strip()}: "
+            named = self._find(before + text, language, names, ESCAPES)
+            size = len(before)
+            spans += [(start - size, end - size, *value) for start, end, *value in named if start >= size]
+        return without_overlaps(spans)
+
+    def _find(self, text: str, language: str | None, names: Names, escapes: int) -> list[Span]:
+        """Return the spans of personal data in a text, and in the same text with its escapes replaced."""
+        spans = self._search(text, language)
+        spans += names.find(text)
+        plain = unescape(text) if escapes else None
+        if plain is not None:
+            found = self._find(plain.text, language, names, escapes - 1)
+            spans += [(plain.origin(start), plain.origin(end), kind, score) for start, end, kind, score in found]
+        return spans
+
+    def _search(self, text: str, language: str | None) -> list[Span]:
         spans: list[Span] = []
-        seen = {family: candidate_windows(folded, FAMILIES[family]) for family in self._families}
+        folded = fold(text)
+        plain = without_emphasis(folded)
+        forms = {family: folded if family in SECRETS else plain for family in self._families}
+        seen = {family: candidate_windows(form, FAMILIES[family]) for family, form in forms.items()}
         for family, members in self._families.items():
-            for chunk in join_windows(folded, seen[family]):
+            for chunk in join_windows(forms[family], seen[family]):
                 for loaded in members:
                     for begin, stop, score, alone in loaded.find(chunk.text):
                         start = chunk.origin(begin)
@@ -205,8 +238,8 @@ class Redactor:
                         if _whole(folded, start, end) and (alone or loaded.is_named(text, start, end)):
                             spans.append((start, end, loaded.kind.name, score))
         if self._phones and seen.get("digits", True):  # The default applies if no other type searched for digits.
-            spans += [(start, end, "phone", score) for start, end, score in find_phones(text, folded, language)]
-        return without_overlaps([*spans, *names.find(text)])
+            spans += [(start, end, "phone", score) for start, end, score in find_phones(text, plain, language)]
+        return spans
 
 
 def _whole(folded: str, start: int, end: int) -> bool:
@@ -219,18 +252,26 @@ def _whole(folded: str, start: int, end: int) -> bool:
 
 
 def without_overlaps(spans: list[Span]) -> list[Span]:
-    """Remove overlapping spans of personal data; return the remaining spans sorted by start.
+    """Return the spans of personal data sorted by start, with one span for those that overlap.
 
-    Of two spans that overlap, the span with the higher score is kept. If the scores are equal, the longer span is kept.
-    If the lengths are equal too, the earlier span is kept.
+    It covers all of them, so that no part of a value is left, and has the type of the one with the highest score. If
+    the scores are equal, that is the longest; if the lengths are equal too, the earliest.
     """
-    chosen: list[Span] = []
-    for span in sorted(spans, key=lambda s: (-s[3], s[0] - s[1], s[0], _RANK.get(s[2], len(_RANK)), s[2])):
-        index = bisect_left(chosen, span)
-        before, after = chosen[max(0, index - 1) : index], chosen[index : index + 1]
-        if (not before or before[0][1] <= span[0]) and (not after or span[1] <= after[0][0]):
-            insort(chosen, span)
-    return chosen
+    merged: list[Span] = []
+    best: list[Span] = []
+    for span in sorted(spans):
+        if merged and span[0] < merged[-1][1]:
+            best[-1] = min(best[-1], span, key=_order)
+            merged[-1] = (merged[-1][0], max(merged[-1][1], span[1]), *best[-1][2:])
+        else:
+            merged.append(span)
+            best.append(span)
+    return merged
+
+
+def _order(span: Span) -> tuple[float, int, int, int, str]:
+    start, end, kind, score = span
+    return -score, start - end, start, _RANK.get(kind, len(_RANK)), kind
 
 
 def make_pii(config: PiiConfig, models: Mapping[str, str]) -> RowFunction:
@@ -261,7 +302,7 @@ def make_pii(config: PiiConfig, models: Mapping[str, str]) -> RowFunction:
                 share = redaction.num_chars / num_chars if column == "text" else share
         if row.get("meta"):
             own: Counter[str] = Counter()
-            row["meta"] = redact_json(row["meta"], lambda text: _redact_field(redactor, text, language, names), own)
+            row["meta"] = redact_json(row["meta"], lambda *value: _redact_field(redactor, value, language, names), own)
             places += [_place(row, "meta", None, None, kind) for kind in sorted(own.elements())]
             counts += own
         row["pii_counts"] = dict(sorted(counts.items()))
@@ -299,38 +340,42 @@ def _place(row: Row, column: str, start: int | None, end: int | None, kind: str)
     }
 
 
-def _redact_field(redactor: Redactor, text: str, language: str | None, names: Names) -> tuple[str, dict[str, int]]:
-    redaction = redactor.replace(text, language, names)
+def _redact_field(
+    redactor: Redactor, value: tuple[str, str], language: str | None, names: Names
+) -> tuple[str, dict[str, int]]:
+    text, field = value
+    redaction = redactor.replace(text, language, names, field)
     return redaction.text, redaction.counts
 
 
-def redact_json(text: str, redact: Callable[[str], tuple[str, dict[str, int]]], counts: Counter[str]) -> str:
+def redact_json(text: str, redact: Callable[[str, str], tuple[str, dict[str, int]]], counts: Counter[str]) -> str:
     """Return the JSON text with personal data replaced in all names, texts and numbers; `counts` is increased by type.
 
-    A number that is personal data becomes a text. Digits alone can be a time or a count, so a number is a phone number
-    only in a field with such a name. If two names of an object become equal, the later one gets a number.
+    `redact` gets a text and the name of its field. A number that is personal data becomes a text. Digits alone can be a
+    time or a count, so a number is a phone number only in a field with such a name. If two names of an object become
+    equal, the later one gets a number.
     """
 
-    def replaced(value: str) -> str:
-        safe, found = redact(value)
+    def replaced(value: str, field: str) -> str:
+        safe, found = redact(value, field)
         counts.update(found)
         return safe
 
     def walk(value: Any, field: str) -> Any:
         if isinstance(value, str):
-            return replaced(value)
+            return replaced(value, field)
         if isinstance(value, list):
             return [walk(item, field) for item in value]
         if isinstance(value, int | float) and not isinstance(value, bool):
             written = json.dumps(value)
-            _, found = redact(written)
+            _, found = redact(written, field)
             is_personal = found and ({*found} != {"phone"} or PHONE_FIELD.search(field) is not None)
-            return replaced(written) if is_personal else value
+            return replaced(written, field) if is_personal else value
         if not isinstance(value, dict):
             return value
         safe: dict[str, Any] = {}
         for name, item in value.items():
-            own = plain = replaced(name)
+            own = plain = replaced(name, "")
             number = 1
             while own in safe:
                 number += 1
@@ -349,7 +394,7 @@ def model_files(config: PiiConfig) -> dict[str, str]:
 
 PII = PerDocument(
     name="pii",
-    version=7,
+    version=8,
     config=PiiConfig,
     reads=("text", "title", "url", "licence", "meta", "language"),
     adds=("text", "title", "url", "licence", "meta", "pii_counts", "num_chars", "num_bytes"),

@@ -66,10 +66,12 @@ class PiiType:
 def has_public_suffix(value: str) -> bool:
     """Return True if the domain of an e-mail address is under a public suffix, such as `.com`.
 
-    `value` may end with the start of the next sentence, as in `name@example.com.Next`.
+    `value` may end with the start of the next sentence, as in `name@example.com.Next` and `name@example.com-Tel.No`.
     """
-    labels = re.split(r"@|%(?:25)?40", value)[-1].split(".")
-    return any(_DOMAINS(".".join(labels[:end])).fqdn for end in range(len(labels), 1, -1))
+    labels = value.rpartition("@")[2].split(".")
+    whole = (labels[:end] for end in range(len(labels), 1, -1))
+    cut = ([*labels[:at], labels[at].partition("-")[0]] for at in range(1, len(labels)) if "-" in labels[at])
+    return any(_DOMAINS(".".join(domain)).fqdn for domain in (*whole, *cut))
 
 
 def is_personal_address(value: str) -> bool:
@@ -95,37 +97,43 @@ def is_resident_id(value: str) -> bool:
 
 
 _EMAIL = (
-    r"(?<![A-Za-z0-9])[A-Za-z0-9_](?:[A-Za-z0-9._%+'-]{0,126}[A-Za-z0-9_+-])?(?:@|%(?:25)?40)"
-    r"(?:[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?\.)+(?:[A-Za-z]{2,24}|xn--[A-Za-z0-9-]{2,59})(?![A-Za-z0-9_])"
+    r"(?<![A-Za-z0-9])[A-Za-z0-9_](?:[A-Za-z0-9._%+'-]{0,126}[A-Za-z0-9_+-])?@"
+    r"(?:[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?\.)+(?:[A-Za-z]{2,24}|xn--[A-Za-z0-9-]{2,59})(?![A-Za-z0-9])"
 )
 # Issuer ranges as the networks publish them: Visa, Mastercard (also 2221-2720), Discover, UnionPay, JCB, Mir in fours;
 # American Express and Diners in their own groups; JCB's old ranges. Visa numbers of 13 or 19 digits and Maestro numbers
 # look like article numbers, so they count only if a nearby word names them.
+_WHOLE, _END = r"(?<![0-9A-Za-z])(?<![0-9][.,])", r"(?![0-9A-Za-z])"
 _CARD = (
-    r"\b(?<![0-9][.,])(?:4\d{3}|5[1-5]\d\d|2(?:22[1-9]|2[3-9]\d|[3-6]\d\d|7[01]\d|720)|6(?:011|4[4-9]\d|5\d\d|2\d\d)|35(?:2[89]|[3-8]\d)"
-    r"|220[0-4])([ -]?)\d{4}\1\d{4}\1\d{4}\b"
+    _WHOLE + r"(?:4\d{3}|5[1-5]\d\d|2(?:22[1-9]|2[3-9]\d|[3-6]\d\d|7[01]\d|720)|6(?:011|4[4-9]\d|5\d\d|2\d\d)"
+    r"|35(?:2[89]|[3-8]\d)|220[0-4])([ -]?)\d{4}\1\d{4}\1\d{4}" + _END
 )
 _CARD_UNEVEN = (
-    r"\b(?<![0-9][.,])(?:3[47]\d\d([ -]?)\d{6}\1\d{5}|3(?:0[0-5]|[689]\d)\d([ -]?)\d{6}\2\d{4}|(?:2131|1800)\d{11})\b"
+    _WHOLE + r"(?:3[47]\d\d([ -]?)\d{6}\1\d{5}|3(?:0[0-5]|[689]\d)\d([ -]?)\d{6}\2\d{4}|(?:2131|1800)\d{11})" + _END
 )
-_CARD_LOOSE = (
-    r"\b(?<![0-9][.,])(?:4\d{12}|[456]\d{18}|(?:5[0678]\d\d|6\d{3})([ -]?)\d{4}\1\d{4}(?:\1\d{1,4})?|3\d{15})\b"
-)
+_CARD_LOOSE = _WHOLE + r"(?:4\d{12}|[456]\d{18}|(?:5[0678]\d\d|6\d{3})([ -]?)\d{4}\1\d{4}(?:\1\d{1,4})?|3\d{15})" + _END
 # Four numbers after such a word, or all below 64, are mostly a version or a section; only a naming word makes them an
 # address. A number with leading zeros is none.
 _VERSION = (
     r"(?<!\b(?:versions?|version[a-z]{1,3}|vers?|v|builds?|releases?|firmware|driver|updates?|rev|kernel|sdk|chrome|opera"
     r"|section|chapter|clause|article|part|item)[\s.:#/v-]{1,3})"
 )
-_IPV4_START, _IPV4_END = rf"(?<![\w.])(?<!\w/){_VERSION}(?![0-9.]*\b0[0-9])", r"(?!(?-i:[0-9a-z_])|\.\w|-(?-i:[a-z]))"
+_IPV4_START, _IPV4_END = rf"(?<![\w.])(?<!\w/){_VERSION}(?![0-9.]*\b0[0-9])", r"(?!(?-i:_?[0-9a-z])|\.\w|-(?-i:[a-z]))"
 _IPV4_LARGE = r"(?=[0-9.]*(?<![0-9])(?:6[4-9]|[7-9][0-9]|[12][0-9]{2})(?![0-9]))"
 _IPV4_BODY = r"(?:[0-9]{1,3}\.){3}[0-9]{1,3}"
 _IPV4 = (
     (rf"{_IPV4_START}{_IPV4_LARGE}{_IPV4_BODY}{_IPV4_END}", 0.6),
     (rf"{_IPV4_START}(?!{_IPV4_LARGE}){_IPV4_BODY}{_IPV4_END}", 0.1),
 )
-_IPV6 = r"(?<![\w:.])(?:[0-9A-Fa-f]{0,4}:){2,7}(?:[0-9A-Fa-f]{1,4}|(?:[0-9]{1,3}\.){3}[0-9]{1,3})?(?![\w:])"
-_SSN = ((r"\b[0-9]{3}-[0-9]{2}-[0-9]{4}\b", 0.8), (r"\b[0-9]{3}([ .]?)[0-9]{2}\1[0-9]{4}\b", 0.1))
+# A colon before an address ends a word that is no group of digits, as in `IP:2001:db8::1`.
+_IPV6 = (
+    r"(?<![\w.]|::|(?<![0-9A-Za-z])[0-9A-Fa-f]{1,4}:)(?:[0-9A-Fa-f]{0,4}:){2,7}"
+    r"(?:[0-9A-Fa-f]{1,4}|(?:[0-9]{1,3}\.){3}[0-9]{1,3})?(?<!(?<!:):)(?!_?[0-9A-Za-z]|:[0-9A-Fa-f:])"
+)
+_SSN = (
+    (r"(?<![0-9A-Za-z])[0-9]{3}-[0-9]{2}-[0-9]{4}(?![0-9A-Za-z])", 0.8),
+    (r"\b[0-9]{3}([ .]?)[0-9]{2}\1[0-9]{4}\b", 0.1),
+)
 _SWISS, _BELGIAN = r"756\.[0-9]{4}\.[0-9]{4}\.[0-9]{2}", r"[0-9]{2}\.[0-9]{2}\.[0-9]{2}-[0-9]{3}\.[0-9]{2}"
 _CPF, _CNPJ = r"[0-9]{3}\.[0-9]{3}\.[0-9]{3}-[0-9]{2}", r"[0-9]{2}\.[0-9]{3}\.[0-9]{3}/[0-9]{4}-[0-9]{2}"
 _NIR = r"[1-8] [0-9]{2} [0-9]{2} [0-9]{2} [0-9]{3} [0-9]{3} [0-9]{2}"
@@ -148,7 +156,6 @@ NAMED_ONLY = 2.0
 
 TYPES = (
     PiiType("email", "at", patterns=((_EMAIL, 0.9),), check=has_public_suffix),
-    PiiType("email", "percent", patterns=((_EMAIL, 0.9),), check=has_public_suffix),
     PiiType("phone", "digits"),
     PiiType("credit_card", "digits", "CreditCardRecognizer", ((_CARD, 0.6), (_CARD_UNEVEN, 0.6), (_CARD_LOOSE, 0.1)),
             words=("carte", "karte", "kreditkarte", "tarjeta", "carta", "cartão", "карта", "карты", "卡号", "银行卡")),

@@ -16,7 +16,7 @@ UNITS = [
     "A1-", "?A1", "12/2011 ", "x1 ", ".eyJabcdefgh", "token=", "Akia", "-----BEGIN PRIVATE KEY",
     "415 - 555 - 0139 ", "2019-09-16 ", "+ 1 ", "ext. 1 ", "CPF 529.982.247-25 ",
     "0x5aAeb6053F3E94C9b9A09f33669435E7Ef1BeAed ", "1A1zP1eP5QGefi2DMPTfTL5SLmv7DivfNa ", "é中",
-    "version 1.2.3.4 ", "a@example.com, 415-555-0139; ",
+    "%20", "%2520", "?a=1+", "_", "_a", "No. ", "version 1.2.3.4 ", "a@example.com, 415-555-0139; ",
 ]  # fmt: skip
 SIZES = (2_500, 25_000, 250_000)
 """Characters of the smaller text; the larger one has four times as many, up to 1 MB."""

@@ -243,14 +243,14 @@ def test_a_document_without_a_model_keeps_its_names_and_is_marked(tmp_path: Path
     assert (row["text"], row["pii_counts"], row["_names_kept"]) == ("Ana Lopez", {}, True)
 
 
-def test_an_address_inside_a_name_counts_as_an_address(tmp_path: Path) -> None:
+def test_an_address_inside_a_name_is_replaced_with_it(tmp_path: Path) -> None:
     config = PiiConfig(
         types=("email",), ner_models={"*": pipeline_of(tmp_path, "x", **{"Anna x@example.com": "PERSON"})},
         ner_whole_texts=True,
     )  # fmt: skip
     row = {"text": "Anna x@example.com", "title": None, "url": None, "language": None}
     make_pii(config, model_files(config))(row)
-    assert row["text"] == "Anna <EMAIL>"
+    assert row["text"] == "<EMAIL>"
 
 
 def test_a_file_without_a_usable_pipeline_is_refused(tmp_path: Path) -> None:

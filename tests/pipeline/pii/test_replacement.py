@@ -46,6 +46,8 @@ def test_a_pseudonym_is_the_same_for_one_value_and_differs_for_others() -> None:
     ("kind", "value", "expected"),
     [
         ("email", "A%40b.COM", "a@b.com"),
+        ("phone", "%2B49%2030%20901820", "+4930901820"),
+        ("phone", "030+901820", "030901820"),
         ("phone", "(415) 555-0139", "4155550139"),
         ("phone", "+1 415 555 0139", "+14155550139"),
         ("iban", "GB82 WEST 1234", "gb82west1234"),

@@ -16,7 +16,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from pipeline.pii.candidates import FAMILIES, JOIN, MAX_VALUE, MAX_WINDOW, candidate_windows, fold, join_windows
+from pipeline.pii.candidates import (
+    FAMILIES,
+    JOIN,
+    MAX_VALUE,
+    MAX_WINDOW,
+    candidate_windows,
+    fold,
+    join_windows,
+    unescape,
+)
 from pipeline.pii.phones import REGIONS, find_phones
 from pipeline.pii.stage import PII, PiiConfig, Redactor, make_pii, without_overlaps
 from pipeline.pii.types import DEFAULT_TYPES, TYPE_NAMES, has_public_suffix, is_personal_address, is_resident_id
@@ -42,6 +51,10 @@ FOUND = [
     ("email", "see a@example.com.Next we", "see <EMAIL> we"),
     ("email", "https://example.org/u?e=user%40example.com&id=1", "https://example.org/u?e=<EMAIL>&id=1"),
     ("email", "?e=x.y%2540example.com&c", "?e=<EMAIL>&c"),
+    ("email", "?q=%6De%2Ba%40example.com%26x", "?q=<EMAIL>%26x"),
+    # between underscores, at the end of a name in an address, and before a dash with a word
+    ("email", "_a_b@example.com_, __c@example.com__. (_d_@example.com_)", "_<EMAIL>_, __<EMAIL>__. (_<EMAIL>_)"),
+    ("email", "/u/a@example.com_1 or b@example.com-Tel.Nummer", "/u/<EMAIL>_1 or <EMAIL>"),
     # telephone numbers: with country code, as nationally written, named, with extension, in other digits
     ("phone", "ruf +49 (0)30 23125-951 an", "ruf <PHONE> an"),
     ("phone", "at (202) 555-0195.", "at <PHONE>."),
@@ -66,6 +79,8 @@ FOUND = [
     ("phone", "Call to order: 415-555-0139", "Call to order: <PHONE>"),
     ("phone", "https://wa.me/4930901820 mail/+4930901820", "https://wa.me/<PHONE> mail/<PHONE>"),
     ("phone", "+49 30 901820 (415) 555-0139", "<PHONE> <PHONE>"),
+    ("phone", "_+49 30 901820_ and __202-555-0142__", "_<PHONE>_ and __<PHONE>__"),
+    ("phone", "/?x=%2B49%2030%20901820%20b&tel=030+901+8200", "/?x=<PHONE>%20b&tel=<PHONE>"),
     # cards: each issuer's range and grouping; Visa's old 13 digits only where they are named
     ("credit_card", "4111 1111 1111 1111", "<CREDIT_CARD>"),
     ("credit_card", "号4111111111111111。", "号<CREDIT_CARD>。"),
@@ -73,9 +88,15 @@ FOUND = [
     ("credit_card", "3782 822463 10005", "<CREDIT_CARD>"),
     ("credit_card", "30569309025904 6200000000000005", "<CREDIT_CARD> <CREDIT_CARD>"),
     ("credit_card", "my card 4222222222222", "my card <CREDIT_CARD>"),
+    ("credit_card", "_4111 1111 1111 1111_ x_4111111111111111", "_<CREDIT_CARD>_ x_<CREDIT_CARD>"),
+    ("credit_card", "?c=4111+1111+1111+1111&d=4111%201111%201111%201111", "?c=<CREDIT_CARD>&d=<CREDIT_CARD>"),
+    # a value with another one inside is replaced as a whole
+    ("credit_card", "to jane.doe.4111111111111111@example.com", "to <CREDIT_CARD>"),
     ("iban", "GB82 WEST 1234 5698 7654 32", "<IBAN>"),
     ("iban", "账号DE89370400440532013000。", "账号<IBAN>。"),
     ("ip", "from 203.0.113.7: 2001:db8::1f", "from <IP>: <IP>"),
+    ("ip", "IP:2001:db8::1f, _9.9.9.10_ 2001:db8::1f: refused", "IP:<IP>, _<IP>_ <IP>: refused"),
+    ("ip", "?ip=2001%3Adb8%3A%3A1f", "?ip=<IP>"),
     ("ip", "2001:0db8:85a3:0000:0000:8a2e:0370:2f79", "<IP>"),
     ("ip", "the address 8.8.4.4 or 9.9.9.10", "the address <IP> or <IP>"),
     ("crypto", "1A1zP1eP5QGefi2DMPTfTL5SLmv7DivfNa", "<CRYPTO>"),
@@ -83,7 +104,7 @@ FOUND = [
     ("crypto", "to 0x5aAeb6053F3E94C9b9A09f33669435E7Ef1BeAed.", "to <CRYPTO>."),
     ("crypto", "ETH 0x5aaeb6053f3e94c9b9a09f33669435e7ef1beaed", "ETH <CRYPTO>"),
     ("cn_id", "身份证号：11010519491231002X", "身份证号：<CN_ID>"),
-    ("us_ssn", "219-09-9999", "<US_SSN>"),
+    ("us_ssn", "219-09-9999 _219-09-9999_", "<US_SSN> _<US_SSN>_"),
     ("us_ssn", "social security 219099999", "social security <US_SSN>"),
     ("ca_sin", "SIN 130 692 544", "SIN <CA_SIN>"),
     ("uk_nhs", "NHS number 943 476 5919", "NHS number <UK_NHS>"),
@@ -132,6 +153,7 @@ LEFT = [
     # times with dates, months with years, pages of a journal, ZIP codes, streets after "contact"
     *("14:04 16.12.2011", "Contact (10/1998 - 02/2009) 5x13", "Nature 472, 146-147 (2011)", "NH 03101 - 03111"),
     *("Washington, DC 20036-2103 phone", "Contact Us 101-1305 Welch St", "12 345 678 - 13 000 000"),
+    *("lib_9.9.9.10", "v_71.0.103.95", "9.9.9.10_x", "2001:db8::1f_x", "face:2001:zz", "1+1=2 and 50%20 of 100%25"),
     *("::1", "fe80::1", "12:34:56", "std::vector a::b", "00:1A:2B:3C:4D:5E"),
     # other things with an at sign
     *("5 @ 3.50", "foo@bar", "@NASA", "react@16.7.0/umd", "photos/12345678@N00/", "maps/@52.5200,13.4050,17z"),
@@ -322,9 +344,15 @@ def test_windows_are_joined_and_mapped_back() -> None:
     assert [joined.origin(joined.text.index(value)) for value in ("1234567", "7654321")] == [50, 107]
 
 
-def test_overlaps_are_decided_by_score_then_length_then_place() -> None:
-    spans = [(0, 5, "phone", 0.6), (4, 9, "iban", 1.0), (9, 12, "ip", 0.6), (10, 14, "ip", 0.6), (20, 22, "phone", 0.6)]
-    chosen = [(4, 9, "iban", 1.0), (10, 14, "ip", 0.6), (20, 22, "phone", 0.6)]
+def test_overlaps_are_one_span_of_the_best_by_score_then_length_then_place() -> None:
+    spans = [
+        (0, 5, "phone", 0.6),
+        (4, 9, "iban", 1.0),
+        (9, 12, "ip", 0.6),
+        (10, 14, "mac", 0.6),
+        (20, 22, "phone", 0.6),
+    ]
+    chosen = [(0, 9, "iban", 1.0), (9, 14, "mac", 0.6), (20, 22, "phone", 0.6)]
     assert without_overlaps(spans) == chosen
     assert without_overlaps(spans[::-1] + spans) == chosen
     assert without_overlaps([(0, 4, "email", 1.0), (4, 8, "ip", 1.0)]) == [(0, 4, "email", 1.0), (4, 8, "ip", 1.0)]
@@ -407,6 +435,31 @@ def test_the_stage_replaces_text_title_url_licence_and_meta() -> None:
     assert set(PII.adds) | {"language"} == set(row)
     stored = pa.array([to_entries(row["pii_counts"])], CLEAN.field("pii_counts").type)
     assert stored.to_pylist() == [[{"name": "email", "value": 7}, {"name": "phone", "value": 2}]]
+
+
+def test_the_name_of_a_field_names_its_value() -> None:
+    fields = {
+        "phone": "9876543210", "phoneNumber": 4155550139, "mobile_no": ["98765 43210"], "ssn": 219099999,
+        "NHS-number": "943 476 5919", "contact_id": "9876543210", "id": "202-555-0142", "views": 4155550139,
+    }  # fmt: skip
+    row = {"text": "x", "title": None, "url": None, "language": "en", "meta": json.dumps(fields)}
+    make_pii(PiiConfig(), {})(row)
+    assert json.loads(row["meta"]) == {
+        "phone": "<PHONE>", "phoneNumber": "<PHONE>", "mobile_no": ["<PHONE>"], "ssn": "<US_SSN>",
+        "NHS-number": "<UK_NHS>", "contact_id": "9876543210", "id": "<PHONE>", "views": 4155550139,
+    }  # fmt: skip
+
+
+def test_escapes_are_mapped_back() -> None:
+    text = "a%C3%A9%FFb?x=1+%2B2&y=+3+%zz%2525"
+    plain = unescape(text)
+    assert plain is not None
+    assert plain.text == "aé\udcffb?x=1 +2&y=+3 %zz%25"
+    assert [text[plain.origin(at) : plain.origin(at + 1)] for at in range(len(plain.text))] == [
+        "a", "%C3%A9", "%FF", "b", "?", "x", "=", "1", "+", "%2B", "2", "&", "y", "=", "+", "3", "+", "%", "z", "z",
+        "%25", "2", "5",
+    ]  # fmt: skip
+    assert unescape("1+1 = 100% of a+b") is None
 
 
 def test_a_number_that_is_personal_data_becomes_a_text() -> None:
