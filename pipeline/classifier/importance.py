@@ -190,7 +190,9 @@ def quantile_name(setting: str, name: str) -> str:
 def importance_quantiles(config: ImportanceConfig) -> list[Quantile]:
     """Return the quantiles to compute from the data; documents with values below them are dropped."""
     quantiles = [
-        Quantile(quantile_name("min_quantile", name), COLUMN, share, weight_per_word(name), (COLUMN,))
+        Quantile(
+            quantile_name("min_quantile", name), COLUMN, share, weight_per_word(name), (COLUMN,), keeps_highest=True
+        )
         for name, share in sorted(config.min_quantile.items())
     ]
     return quantiles + [
@@ -200,6 +202,7 @@ def importance_quantiles(config: ImportanceConfig) -> list[Quantile]:
             share,
             resampling_value(name, config.seed),
             ("doc_id", COLUMN, WORDS),
+            keeps_highest=True,
         )
         for name, share in sorted(config.min_gumbel_quantile.items())
     ]
@@ -226,7 +229,7 @@ def importance_models(config: ImportanceConfig) -> dict[str, str]:
 
 IMPORTANCE = PerDocument(
     name="importance",
-    version=2,
+    version=3,
     config=ImportanceConfig,
     reads=("_body",),
     adds=(COLUMN, WORDS),

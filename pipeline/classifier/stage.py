@@ -43,7 +43,7 @@ class ClassifierConfig(Section):
     """Minimum probability of the good class of a kept document, by classifier, 0..1."""
     min_quantile: dict[str, float] = decision({})
     """Share of each language's documents to drop, by classifier: those with the lowest scores. 0.9 keeps the top
-    tenth, as DCLM does (Li et al. 2024, arXiv 2406.11794)."""
+    tenth, as DCLM does (Li et al. 2024, arXiv 2406.11794), and all documents that share the highest score."""
     min_alpha: dict[str, float] = decision({})
     """Parameter alpha of GPT-3's rule, by classifier: a document is kept with probability (2 - score)^-alpha. GPT-3
     uses 9."""
@@ -164,7 +164,7 @@ def classifier_quantiles(config: ClassifierConfig) -> list[Quantile]:
     """Return the quantiles of log odds to compute from the data; documents with log odds below them are dropped."""
     # not of probabilities: one bin of a histogram of them would merge values close to 1
     return [
-        Quantile(quantile_name(name), SCORES, share, odds_of(name), (SCORES,))
+        Quantile(quantile_name(name), SCORES, share, odds_of(name), (SCORES,), keeps_highest=True)
         for name, share in sorted(config.min_quantile.items())
     ]
 
@@ -176,7 +176,7 @@ def classifier_models(config: ClassifierConfig) -> dict[str, str]:
 
 CLASSIFIER = PerDocument(
     name="classifier",
-    version=2,
+    version=3,
     config=ClassifierConfig,
     reads=("_body", "language"),
     adds=(SCORES,),

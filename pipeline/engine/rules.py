@@ -235,14 +235,16 @@ def count_bins(values: npt.NDArray[np.float64], cut: int) -> Counts:
     return dict(zip(keys.tolist(), counts.tolist()))
 
 
-def quantile(counts: Mapping[int, int], share: float, cut: int) -> float:
+def quantile(counts: Mapping[int, int], share: float, cut: int, keeps_highest: bool = False) -> float:
     """Return the smallest upper end of a bin below which at least `share` (0..1) of the counted values lie.
 
-    `counts` is a histogram as `count_bins` returns it. NaN if the histogram is empty.
+    `counts` is a histogram as `count_bins` returns it. NaN if the histogram is empty. With `keeps_highest`, the values
+    of the highest bin are never below it.
     """
     keys = sorted(counts)
     if not keys:
         return math.nan
     reached = np.cumsum([counts[key] for key in keys])
     target = max(1, math.ceil(share * int(reached[-1])))
-    return lower_edge(keys[int(np.searchsorted(reached, target))] + 1, cut)
+    end = keys[int(np.searchsorted(reached, target))] + 1
+    return lower_edge(min(end, keys[-1]) if keeps_highest else end, cut)

@@ -164,6 +164,9 @@ class Quantile:
     """The stored columns that `value` reads."""
     sources: frozenset[str] | None = None
     """The sources whose documents are counted; None: all."""
+    keeps_highest: bool = False
+    """True for a minimum: the highest values are kept, also if they are equal and more than the share above it, or if a
+    language has few documents."""
 
 
 RowFunction = Callable[[Row], Drop | None]

@@ -327,12 +327,16 @@ def _checks(config: ParagraphsConfig, models: Mapping[str, str], cutoffs: Cutoff
 
 def _quantiles(config: ParagraphsConfig) -> Sequence[Quantile]:
     shares = ((LOW_CUT, config.min_quantile), (HIGH_CUT, config.max_quantile))
-    return [Quantile(name, PERPLEXITIES, share) for name, share in shares if share is not None]
+    return [
+        Quantile(name, PERPLEXITIES, share, keeps_highest=name == LOW_CUT)
+        for name, share in shares
+        if share is not None
+    ]
 
 
 PARAGRAPHS = PerDocument(
     name="paragraphs",
-    version=1,
+    version=2,
     config=ParagraphsConfig,
     reads=("_body", PERPLEXITIES),
     adds=(SPANS,),

@@ -247,7 +247,7 @@ def cutoffs_of(quantiles: Sequence[Quantile], histograms: Mapping[str, Any]) -> 
     """Return the value of every quantile, by quantile and language, from `histograms_of_part` of all parts."""
     return {
         item.name: {
-            language: quantile({int(key): count for key, count in counts.items()}, item.share, FINE)
+            language: quantile({int(key): count for key, count in counts.items()}, item.share, FINE, item.keeps_highest)
             for language, counts in sorted(histograms.get(item.name, {}).items())
             if counts
         }

@@ -134,6 +134,7 @@ def test_a_quantile_compares_log_odds_with_the_language_s_cut_off() -> None:
     verdict = evaluate_checks([check], batch_of([{"wiki": 0.7499}, {"wiki": 0.7501}]))
     assert verdict.broken.tolist() == [[True, False]]
     assert check.reason == "classifier_quantile"
+    assert quantile.keeps_highest  # as many scores of 1.0 as there are
     (check,) = CLASSIFIER.checks(settings, {}, {})  # no document of any language was measured
     assert check.limits == {}
 

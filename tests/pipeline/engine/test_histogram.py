@@ -42,6 +42,15 @@ def test_a_quantile_has_its_share_of_the_values_below(share, below):
     assert (values < cut).sum() == below
 
 
+@pytest.mark.parametrize(
+    ("values", "share", "kept"),
+    [([5.0], 0.1, 1), ([1, 2, 3.0], 0.9, 1), ([-9, -2, -2.0], 0.9, 2), ([0.0] * 9, 0.5, 9), ([1, 2, 3, 4.0], 0.5, 2)],
+)
+def test_the_highest_values_are_not_below_a_quantile_that_keeps_them(values, share, kept):
+    counts = count_bins(np.array(values), FINE)
+    assert (np.array(values) >= quantile(counts, share, FINE, keeps_highest=True)).sum() == kept
+
+
 def test_a_quantile_does_not_depend_on_how_the_values_were_counted():
     values = np.random.default_rng(0).lognormal(5, 1, 1000)
     whole = count_bins(values, FINE)

@@ -156,8 +156,8 @@ def test_the_check_drops_a_document_of_which_too_little_is_left() -> None:
 
 def test_quantiles_of_a_language_are_limits_unless_the_recipe_has_one() -> None:
     settings = config(min_quantile=0.1, max_quantile=0.9, max_perplexity={"de": 70})
-    shares = [(quantile.name, quantile.share) for quantile in PARAGRAPHS.quantiles(settings)]
-    assert shares == [(LOW_CUT, 0.1), (HIGH_CUT, 0.9)]
+    shares = [(quantile.name, quantile.share, quantile.keeps_highest) for quantile in PARAGRAPHS.quantiles(settings)]
+    assert shares == [(LOW_CUT, 0.1, True), (HIGH_CUT, 0.9, False)]
     limits = paragraph_limits(settings, {LOW_CUT: {"en": 5.0}, HIGH_CUT: {"en": 90.0, "de": 80.0}})
     assert limits == {HIGH: {"en": float(np.nextafter(np.float32(90), np.float32(0))), "de": 70.0}, LOW: {"en": 5.0}}
     # the quantile itself is not kept, a value just below it is
