@@ -210,7 +210,7 @@ class Redactor:
             before = f"{_BETWEEN_WORDS.sub(' ', field).strip()}: "
             named = self._find(before + text, language, names, ESCAPES)
             size = len(before)
-            spans += [(start - size, end - size, *value) for start, end, *value in named if start >= size]
+            spans += [(start - size, end - size, kind, score) for start, end, kind, score in named if start >= size]
         return without_overlaps(spans)
 
     def _find(self, text: str, language: str | None, names: Names, escapes: int) -> list[Span]:
