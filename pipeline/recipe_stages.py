@@ -23,6 +23,7 @@ from numbers import Integral, Real
 from pathlib import Path
 from types import ModuleType
 from typing import Any, ClassVar, Literal
+from urllib.parse import unquote
 
 import numpy as np
 import pyarrow as pa
@@ -54,6 +55,8 @@ MESSAGE_CHARS = 160
 """Maximum length of the message of an error that the manifest stores [characters]."""
 SHOWN_CHARS = 60
 """Number of characters of a wrong value that an error message repeats."""
+MIN_VALUE_CHARS = 6
+"""Minimum number of letters and digits of a value that is compared without its separators."""
 SAMPLE_TEXT = (
     "Penstock calls each function of a recipe once on this text before a run starts.\n\n"
     "It has two paragraphs of plain English, so that a function can measure words, lines and characters.\n"
@@ -334,24 +337,35 @@ def _quotable(row: Row) -> str:
 def without_quotes(message: str, text: str) -> str:
     """Return a message in which words that `text` contains are replaced by `…`, as far as they may be personal data.
 
-    Such words are in quotation marks, have a digit, an `@` or a capital letter, or are three or more in a row. The
-    result has at most MESSAGE_CHARS characters.
+    Such words are in quotation marks, have a digit, an `@` or a capital letter, or are three or more in a row. Their
+    case does not count, nor do separators in words with a digit or an `@`, since functions change both. The result has
+    at most MESSAGE_CHARS characters.
     """
+    folded, joined = text.casefold(), _joined(text)
+
+    def is_quoted(part: str) -> bool:
+        value = _joined(part) if any(c.isdigit() or c == "@" for c in part) else ""
+        return part.casefold() in folded or (len(value) >= MIN_VALUE_CHARS and value in joined)
 
     def hidden(match: re.Match[str]) -> str:
         parts = [part.strip() for part in re.split(r"\\.|\s{2,}", match[2])]
-        return f"{match[1]}…{match[1]}" if any(part and part in text for part in parts) else match[0]
+        return f"{match[1]}…{match[1]}" if any(part and is_quoted(part) for part in parts) else match[0]
 
     words = re.sub(r"(['\"])(.*?)\1", hidden, message).split()
-    runs = [" ".join(words[start : start + 3]) in text for start in range(max(0, len(words) - 2))]
+    runs = [" ".join(words[start : start + 3]).casefold() in folded for start in range(max(0, len(words) - 2))]
     shown = []
     for place, word in enumerate(words):
         core = word.strip(".,;:!?()[]{}<>'\"")
         is_telling = any(c.isdigit() or c == "@" for c in core) or (place > 0 and core[:1].isupper())
         in_run = any(runs[max(0, place - 2) : place + 1])
-        shown.append("…" if in_run or (is_telling and core in text) else word)
+        shown.append("…" if in_run or (is_telling and is_quoted(core)) else word)
     result = re.sub(r"…(?: …)+", "…", " ".join(shown))
     return result if len(result) <= MESSAGE_CHARS else f"{result[:MESSAGE_CHARS]}…"
+
+
+def _joined(text: str) -> str:
+    """Return the letters and digits of a text, case-folded and without percent-encoding."""
+    return "".join(filter(str.isalnum, unquote(text).casefold()))
 
 
 def sample_row(columns: pa.Schema, unmeasured: Collection[str]) -> Row:

@@ -312,6 +312,10 @@ def test_the_sample_has_the_columns_that_the_recipe_measures() -> None:
         ("cannot parse the ship left the harbour", "And the ship left the harbour.", "cannot parse …"),
         ("'price'", "no such word", "'price'"),
         ("got 'a\\nJane'", "a Jane", "got '…'"),
+        ("'jane@example.org' of jane doe, may", "Jane@Example.org, Jane Doe, May", "'…' of …"),
+        ("invalid literal for int() with base 10: '4930901820'", "call +49 30 901820", ""),
+        ("bad number 4930901820 or jane%40example.org", "+49 (30) 901820 Jane@Example.Org", "bad number … or …"),
+        ("index 10 is out of range", "1, 0", "index 10 is out of range"),
         ("x" * 300, "y", "x" * 160 + "…"),
     ],
 )
