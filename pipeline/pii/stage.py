@@ -17,6 +17,7 @@ from pipeline.engine.stage import Drop, PerDocument, Row, RowFunction
 from pipeline.pii.candidates import (
     ESCAPES,
     FAMILIES,
+    NEAR_BEFORE,
     candidate_windows,
     fold,
     join_windows,
@@ -207,7 +208,7 @@ class Redactor:
         """
         spans = self._find(text, language, names, ESCAPES)
         if field:
-            before = f"{_BETWEEN_WORDS.sub(' ', field).strip()}: "
+            before = f"{_BETWEEN_WORDS.sub(' ', field[-NEAR_BEFORE:]).strip()}: "
             named = self._find(before + text, language, names, ESCAPES)
             size = len(before)
             spans += [(start - size, end - size, kind, score) for start, end, kind, score in named if start >= size]
