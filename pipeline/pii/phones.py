@@ -33,14 +33,15 @@ telephone number."""
 MAX_GROUPS, NEAR = 8, 32
 """Maximum number of digit groups in a telephone number, and maximum distance of a naming word before it [characters].
 """
-MIN_DIGITS = 7
-"""Length of digits after which an opening bracket begins another number [characters]."""
+MAX_AREA = 10
+"""Maximum length of a country code with the area code, as in `+49 (0) 30` [characters]. A bracket after more begins
+another number."""
 
 NAMING_WORDS = frozenset({
-    "call", "cell", "celular", "cellulare", "contact", "fax", "fon", "handy", "hotline", "kontakt", "mob", "mobil",
-    "mobile", "móvil", "ph", "phone", "portable", "ruf", "rufnummer", "sms", "tel", "telefon", "telefone", "telefono",
-    "telefonu", "telefoon", "telephone", "teléfono", "tél", "téléphone", "tlf", "whatsapp", "моб", "тел", "телефон",
-    "телефону", "факс", "هاتف", "تلفون", "جوال",
+    "call", "cel", "cell", "celular", "cellulare", "contact", "fax", "fon", "fone", "handy", "hotline", "kom",
+    "kontakt", "mob", "mobil", "mobile", "móvil", "ph", "phone", "portable", "ruf", "rufnummer", "sms", "tel",
+    "telefon", "telefone", "telefono", "telefonu", "telefoon", "telemóvel", "telephone", "teléfono", "tfno", "tél",
+    "téléphone", "tlf", "whatsapp", "моб", "тел", "телефон", "телефону", "факс", "هاتف", "تلفون", "جوال",
 })  # fmt: skip
 """Words that mark digits close to them as a telephone number, if no other digits are between."""
 NAMING_PARTS = (
@@ -52,7 +53,7 @@ NAMING_PARTS = (
 _SIGNS = re.compile(r"(?:\+ |[+(]{0,2})\Z")
 _GROUP = re.compile("[0-9]+")
 _DIGITS, _WORD = re.compile(r"\d"), re.compile(r"[^\W\d_]+")
-_INSIDE, _AFTER_AREA = re.compile(r"[ ./-]|\)?[ -]?\(|\)[ ./-]?|- "), re.compile(" [-/] ")
+_INSIDE, _AFTER_AREA = re.compile(r"[ ./-]|\)?[ -]?\(|\)[ ./-]?|- "), re.compile(r"\)? ?[-/] ?")
 """Separators between the digit groups of a number, and between its area code and the rest; any other text separates two
 numbers."""
 # Three numbers with blanks around their dashes, as in 415 - 555 - 0139 and 1 - 800 - 555 - 0199.
@@ -61,7 +62,7 @@ _SPACED = re.compile(
 )
 _EXTENSION = re.compile(
     r"[ ,;]{0,2}\(?(?:(x|(?:ext(?:ension|n)?|durchwahl|poste|interno|ramal|anexo|toestel|wew|доб)\b[.: ]{0,3}"
-    r"|(?:转|轉|分机|分機|内线|內線|内線)[:： ]{0,2})|#|\*)[0-9]{1,6}(?![0-9A-Za-z])",
+    r"|(?:转|轉|分机|分機|内线|內線|内線)[:： ]{0,2})|#|\*|-(?=[0-9]{1,4}(?![-0-9])))[0-9]{1,6}(?![0-9A-Za-z])",
     re.IGNORECASE,
 )
 """An extension after a number; a word for it marks the digits before it as a telephone number."""
@@ -79,7 +80,7 @@ _OTHER = re.compile(
     r"|(?:0?[1-9]|[12][0-9]|3[01])[-./ ](?:0?[1-9]|[12][0-9]|3[01])[-./ ](?:1[5-9]|20)[0-9]{2}(?![0-9])"
     r"|(?:(?:1[5-9]|20)[0-9]{2}[ -./]{0,3}){2,}(?![0-9])"
     r"|97[89](?:[- ]?[0-9]){10}(?![0-9])"
-    r"|[0-9]{1,3}(?:\.[0-9]{1,3}){3}(?![0-9])|[0-9]{3}-[0-9]{2}-[0-9]{4}(?![0-9])"
+    r"|[0-9]{1,3}(?:\.[0-9]{1,3}){3}(?!\.?[0-9])|[0-9]{3}-[0-9]{2}-[0-9]{4}(?![0-9])"
 )
 _BEFORE = re.compile(
     r"(?:[0-9A-Za-z]|[0-9][-./,]|[$]\s?|\b(?:isbn|issn|pmid|doi|ean|upc|sku)[\s.:-]*)\Z", re.IGNORECASE
@@ -93,7 +94,8 @@ _LABEL = re.compile(
 """What mostly precedes other numbers: a parameter, an identifier, a path of an address, or a word such as order. After
 it, only assigned numbers with a country code count, unless a word names them; after no. and nr., that word precedes."""
 _FOLLOWING = re.compile(r"_?[0-9A-Za-z]|[-./,:][0-9]|\s?(?:%|[$]|(?:EUR|USD|GBP|euros?|dollars?|km|kg)\b)")
-_TRUNK = re.compile(r"(?:\+ ?|00)([0-9]{1,3})[ .-]0")
+# The 1 of mobile numbers in Mexico was abolished in 2019.
+_TRUNK = re.compile(r"(?:\+ ?|00)(?:([0-9]{1,3})[ .-]0|(52)[ .-]?1)")
 _STREET = re.compile(r" (?:[NSEW]\.? )?[A-Z][a-z]+ (?:St|Street|Ave|Avenue|Rd|Road|Blvd|Dr|Drive|Ln|Lane|Way)\b")
 _STATE, _ZIP = re.compile(r"\b[A-Z]{2},? {1,2}\Z"), re.compile(r"[0-9]{5}-[0-9]{4}(?![0-9-])")
 """A street after what looks like a local number, and the state before a ZIP code of nine digits."""
@@ -130,9 +132,11 @@ def _segments(folded: str, run: tuple[int, int]) -> Iterator[Groups]:
             whole = _SPACED.match(folded, match.start() - bracket)
             spaced = whole.end() if whole else -1
         elif match.end() > spaced:
-            area = len(groups) == 1 and folded[groups[0][0]] == "0"
-            gap = groups[-1][1], match.start()
-            another = "(" in folded[slice(*gap)] and gap[0] - groups[0][0] >= MIN_DIGITS
+            first, gap = groups[0][0], (groups[-1][1], match.start())
+            area = (len(groups) == 1 and folded[first] == "0") or (
+                gap[0] - first <= MAX_AREA and (folded.startswith("+", first - 1) or folded.startswith("00", first))
+            )
+            another = "(" in folded[slice(*gap)] and gap[0] - first > MAX_AREA
             inside = _INSIDE.fullmatch(folded, *gap) or (area and _AFTER_AREA.fullmatch(folded, *gap))
             if another or not inside:
                 yield groups
@@ -236,7 +240,7 @@ def _international(written: str, named: bool) -> float:
     plus = "+" in written[:2]
     number = _parse(written.replace("+ ", "+") if plus else f"+{''.join(_GROUP.findall(written))[2:]}", None)
     if number is not None and not phonenumbers.is_possible_number(number):  # Perhaps with the 0 of a national number.
-        number = _parse(_TRUNK.sub(r"+\1", written), None)
+        number = _parse(_TRUNK.sub(r"+\1\2", written), None)
     if number is None or not phonenumbers.is_possible_number(number):
         return 0.0
     if phonenumbers.is_valid_number(number):

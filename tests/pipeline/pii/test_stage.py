@@ -150,6 +150,7 @@ LEFT = [
     # versions, sections and leading zeros in the form of an address; a card or an id after a decimal point
     *("version 85.14.201.3", "Build: 71.0.103.5", "Chrome/71.0.103.95", "Firmware 10.80.15.99", "see 10.12.13.14"),
     *("185.04.201.07", "0.4111111111111111", "1,4111111111111111", "x = 3.4222222222222222 card"),
+    *("1.22.33.44.55.66", "build 01.42.68.53.00.12", "05 / 06 / 07 08 09 10", "12.34.56.78.90.12.34"),
     # times with dates, months with years, pages of a journal, ZIP codes, streets after "contact"
     *("14:04 16.12.2011", "Contact (10/1998 - 02/2009) 5x13", "Nature 472, 146-147 (2011)", "NH 03101 - 03111"),
     *("Washington, DC 20036-2103 phone", "Contact Us 101-1305 Welch St", "12 345 678 - 13 000 000"),
@@ -207,6 +208,12 @@ def test_lookalikes_are_left(redactor: Redactor, text: str) -> None:
         ("ar", "هاتف: ٠٥٠ ٠٠٠ ٣٦٤٤", "هاتف: <PHONE>"),
         ("ja", "０３－００００－０５３１", "<PHONE>"),
         ("fr", "01 99 00 25 16", "<PHONE>"),
+        ("fr", "Tél.: 01.99.00.25.16, 06.12.34.56.78", "Tél.: <PHONE>, <PHONE>"),
+        ("de", "+49 (0) 30 / 23 12 53-95, Tel. 030 /23125 395", "<PHONE>, Tel. <PHONE>"),
+        ("es", "Whatsapp +52 1 55 1234 5678, Tfno. 912 345 678", "Whatsapp <PHONE>, Tfno. <PHONE>"),
+        ("pt", "Telemóvel: 912 345 678", "Telemóvel: <PHONE>"),
+        ("pl", "kom. 601 234 567", "kom. <PHONE>"),
+        ("zh", "联系电话:0755-12345678-801", "联系电话:<PHONE>"),
         ("ru", "8 (800) 000-27-50", "<PHONE>"),
         ("de", "030/23125 395", "<PHONE>"),
         ("de", "Tel.-Nr. 030 23125 395, Handy-Nr.: 0171 2345678", "Tel.-Nr. <PHONE>, Handy-Nr.: <PHONE>"),
