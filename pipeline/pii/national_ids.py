@@ -42,6 +42,19 @@ def nl_bsn(digits: str) -> bool:
     return weighted(digits, (9, 8, 7, 6, 5, 4, 3, 2, -1)) % 11 == 0 and len(set(digits)) > 1
 
 
+def de_tax_id(digits: str) -> bool:
+    """Germany, Steuer-Identifikationsnummer. Source: BZSt; ISO/IEC 7064, MOD 11,10; no digit is there four times."""
+    product = 10
+    for digit in digits[:10]:
+        product = ((int(digit) + product) % 10 or 10) * 2 % 11
+    return (11 - product) % 10 == int(digits[10]) and digits[0] != "0" and max(map(digits[:10].count, digits[:10])) < 4
+
+
+def th_tnin(digits: str) -> bool:
+    """Thailand, identification number of citizens. Source: Department of Provincial Administration, modulo 11."""
+    return (11 - weighted(digits, range(13, 1, -1)) % 11) % 10 == int(digits[12]) and digits[0] in "12345678"
+
+
 def be_national_number(digits: str) -> bool:
     """Belgium, rijksregisternummer. Source: Royal Decree of 3 April 1984, article 3; 2 precedes births from 2000 on."""
     base, check, month = int(digits[:9]), int(digits[9:]), int(digits[2:4]) % 20

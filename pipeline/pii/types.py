@@ -136,6 +136,7 @@ _SSN = (
 )
 _SWISS, _BELGIAN = r"756\.[0-9]{4}\.[0-9]{4}\.[0-9]{2}", r"[0-9]{2}\.[0-9]{2}\.[0-9]{2}-[0-9]{3}\.[0-9]{2}"
 _CPF, _CNPJ = r"[0-9]{3}\.[0-9]{3}\.[0-9]{3}-[0-9]{2}", r"[0-9]{2}\.[0-9]{3}\.[0-9]{3}/[0-9]{4}-[0-9]{2}"
+_NIF = ((r"\b[0-9]{7,8}-?[A-Z]\b", 0.5), (r"(?<![\w.])[0-9]{1,2}\.[0-9]{3}\.[0-9]{3}[ -]?[A-Z]\b", 0.5))
 _NIR = r"[1-8] [0-9]{2} [0-9]{2} [0-9]{2} [0-9]{3} [0-9]{3} [0-9]{2}"
 _CURP = r"\b[A-Z]{4}[0-9]{6}[HMX][A-Z]{5}[A-Z0-9][0-9]\b"
 _RUT = (
@@ -176,14 +177,17 @@ TYPES = (
     PiiType("in_aadhaar", "digits", "InAadhaarRecognizer", digits=12, alone=NAMED_ONLY, words=("aadhar", "आधार")),
     PiiType("in_pan", "codes", "InPanRecognizer", ((r"\b[A-Z]{3}[ABCFGHJLPT][A-Z][0-9]{4}[A-Z]\b", 0.5),)),
     PiiType("sg_nric", "digits", "SgFinRecognizer", alone=NAMED_ONLY),
-    PiiType("de_tax_id", "digits", "DeTaxIdRecognizer", digits=11, alone=NAMED_ONLY),
-    PiiType("es_nif", "digits", "EsNifRecognizer"),
+    PiiType("de_tax_id", "digits", "", (), ids.de_tax_id, 11, NAMED_ONLY, words=(
+            "steueridentifikationsnummer", "identifikationsnummer", "steuerliche identifikation",
+            "steuer identifikation", "steuer-id", "steuerid", "idnr", "steuer-idnr", "steuernummer", "bzst")),
+    PiiType("es_nif", "digits", "EsNifRecognizer", _NIF),
     PiiType("es_nie", "digits", "EsNieRecognizer"),
     PiiType("it_fiscal_code", "codes", "ItFiscalCodeRecognizer", alone=0.3, confirmed=True),
     PiiType("pl_pesel", "digits", "PlPeselRecognizer", digits=11, alone=NAMED_ONLY),
     PiiType("se_personnummer", "digits", "SePersonnummerRecognizer", alone=NAMED_ONLY),
     PiiType("kr_rrn", "digits", "KrRrnRecognizer", digits=13, alone=NAMED_ONLY, words=("주민등록번호",)),
-    PiiType("th_tnin", "digits", "ThTninRecognizer", digits=13, alone=NAMED_ONLY),
+    PiiType("th_tnin", "digits", "", (), ids.th_tnin, 13, NAMED_ONLY, words=(
+            "thai national id", "thai id number", "tnin", "เลขประจำตัวประชาชน", "เลขบัตรประชาชน", "รหัสปชช")),
     PiiType("tr_id", "digits", "TrNationalIdRecognizer", digits=11, alone=NAMED_ONLY),
     PiiType("us_itin", "digits", "", (), ids.us_itin, 9, NAMED_ONLY,
             words=("itin", "taxpayer", "tax id", "individual taxpayer identification")),
