@@ -82,10 +82,10 @@ _OTHER = re.compile(
     r"|97[89](?:[- ]?[0-9]){10}(?![0-9])"
     r"|[0-9]{1,3}(?:\.[0-9]{1,3}){3}(?!\.?[0-9])|[0-9]{3}-[0-9]{2}-[0-9]{4}(?![0-9])"
 )
-_BEFORE = re.compile(
-    r"(?:[0-9A-Za-z]|[0-9][-./,]|[$]\s?|\b(?:isbn|issn|pmid|doi|ean|upc|sku)[\s.:-]*)\Z", re.IGNORECASE
-)
+_BEFORE = re.compile(r"(?:[0-9A-Za-z]|[$]\s?|\b(?:isbn|issn|pmid|doi|ean|upc|sku)[\s.:-]*)\Z", re.IGNORECASE)
 """What no telephone number follows."""
+_PART = re.compile(r"[0-9][-./,]\Z")
+"""What precedes a part of a longer number, unless a plus sign begins another one."""
 _LABEL = re.compile(
     r"(?:[=#]\s?|(?<=[0-9A-Za-z])_|(?<=[a-z]{3})(?<!tel)(?<!fax)(?<!fon)(?<!one)(?<!mob)/"
     r"|\b(?:(?<!\bto )order|id|ref|art|(?P<number>no|nr))[\s.:-]*)\Z",
@@ -156,7 +156,8 @@ def _number_in(text: str, folded: str, groups: Groups, known: tuple[bool, tuple[
         if first == len(groups):
             return None
         start = begin = groups[first][0]
-    if _BEFORE.search(folded, max(0, start - 10), start):
+    is_part = "+" not in folded[start:begin] and _PART.search(folded, max(0, start - 2), start)
+    if is_part or _BEFORE.search(folded, max(0, start - 10), start):
         return None
     if _ZIP.match(folded, begin) and _STATE.search(folded, max(0, start - 6), start):
         return None

@@ -79,6 +79,7 @@ FOUND = [
     ("phone", "Call to order: 415-555-0139", "Call to order: <PHONE>"),
     ("phone", "https://wa.me/4930901820 mail/+4930901820", "https://wa.me/<PHONE> mail/<PHONE>"),
     ("phone", "+49 30 901820 (415) 555-0139", "<PHONE> <PHONE>"),
+    ("phone", "+49 30 901820/+49 30 901821 - +4930901822", "<PHONE>/<PHONE> - <PHONE>"),
     ("phone", "_+49 30 901820_ and __202-555-0142__", "_<PHONE>_ and __<PHONE>__"),
     ("phone", "/?x=%2B49%2030%20901820%20b&tel=030+901+8200", "/?x=<PHONE>%20b&tel=<PHONE>"),
     # cards: each issuer's range and grouping; Visa's old 13 digits only where they are named
@@ -154,7 +155,13 @@ LEFT = [
     # versions, sections and leading zeros in the form of an address; a card or an id after a decimal point
     *("version 85.14.201.3", "Build: 71.0.103.5", "Chrome/71.0.103.95", "Firmware 10.80.15.99", "see 10.12.13.14"),
     *("185.04.201.07", "0.4111111111111111", "1,4111111111111111", "x = 3.4222222222222222 card"),
-    *("1.22.33.44.55.66", "build 01.42.68.53.00.12", "05 / 06 / 07 08 09 10", "12.34.56.78.90.12.34"),
+    *(
+        "1.22.33.44.55.66",
+        "0.0049301234567",
+        "build 01.42.68.53.00.12",
+        "05 / 06 / 07 08 09 10",
+        "12.34.56.78.90.12.34",
+    ),
     # times with dates, months with years, pages of a journal, ZIP codes, streets after "contact"
     *("14:04 16.12.2011", "Contact (10/1998 - 02/2009) 5x13", "Nature 472, 146-147 (2011)", "NH 03101 - 03111"),
     *("Washington, DC 20036-2103 phone", "Contact Us 101-1305 Welch St", "12 345 678 - 13 000 000"),
