@@ -15,7 +15,7 @@ from pipeline.tokens.streams import TOKENS, TokensConfig
 from schemas.config import Recipe, Section
 from schemas.errors import ConfigError, ContractError
 from schemas.logs import LOGGER
-from schemas.manifest import check_folder, read_run
+from schemas.manifest import check_folder, open_table, read_run
 from schemas.overrides import load_recipe, parse_recipe
 from schemas.storage import Store
 from schemas.versions import PinnedRun
@@ -111,6 +111,8 @@ def stored_recipe(run: Store, overrides: Sequence[str], name: str = "", trust: b
     """
     recipe = stored_sections(run, trust)
     if not recipe and isinstance(run, PinnedRun):
+        for table in read_run(run).tables:
+            open_table(run, table)  # that a takedown has replaced the version is the better reason
         raise ConfigError(
             f"{run.pinned_address}: expected a version whose manifest has its recipe, got one that an older penstock "
             "made. Run `penstock run` again with its settings in a new folder."
