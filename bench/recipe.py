@@ -81,7 +81,10 @@ LLAMA, _MODERN = (
     for defaults in (recipe.LLAMA, recipe.MODERN)
 )
 """The settings of both recipes, as `plan.recipe` chooses them."""
-MODERN: Changes = LLAMA | _MODERN | {"plan.window": SEQ_LEN // recipe.WINDOW_SHARE}
+SHIPPED: Changes = LLAMA | _MODERN | {"plan.window": SEQ_LEN // recipe.WINDOW_SHARE}
+"""The modern recipe as `plan.recipe` has it."""
+MODERN: Changes = SHIPPED | {"optim.optimizer": "muon", "optim.muon_coefficients": "polar_express"}
+"""The candidate from which parts are removed, and whose optimizer NorMuon replaces."""
 WITHOUT: Mapping[str, Changes] = {
     "relu2": {"plan.activation": "swiglu"},
     "value_embeddings": {"plan.value_embeddings": 0},
@@ -110,6 +113,8 @@ class Job:
 def settings_of_job(job: Job) -> Changes:
     """Return the settings of a job by `section.key`."""
     base, _, part = job.name.partition(" ")
+    if base == "shipped":
+        return SHIPPED
     if base == "llama":
         return LLAMA | (PARTS | DEFAULTS)[part[1:]] if part else LLAMA
     if part == "-muon":
@@ -203,7 +208,7 @@ def jobs_of(what: str, results: Sequence[Mapping[str, Any]], seeds: int) -> Iter
             Job(size, name, seed, best_rate(results, size, rate_name(name)))
             for size in SIZES
             for seed in range(seeds)
-            for name in ("llama", "modern", "modern +normuon")
+            for name in ("llama", "modern", "modern +normuon", "shipped")
         )
         return
     rates = {name: best_rate(results, "small", name) for name in RATED}
@@ -218,7 +223,7 @@ def rate_name(name: str) -> str:
     """Return the name of the runs whose best learning rate a set of settings has."""
     if name.endswith("-muon"):
         return "llama"
-    if name.startswith("modern"):
+    if name.startswith(("modern", "shipped")):
         return "modern"
     return "llama +muon" if name.endswith(("muon", "polar_express")) else "llama"
 
@@ -270,7 +275,8 @@ def report(results: Sequence[Mapping[str, Any]]) -> None:
     pairs = [("small", "llama", f"llama +{part}") for part in (*PARTS, *DEFAULTS)]
     pairs += [("small", "modern", f"modern -{part}") for part in (*WITHOUT, "muon")]
     pairs += [(size, "modern", "modern +normuon") for size in SIZES]
-    pairs += [(size, "llama", "modern") for size in SIZES]
+    pairs += [(size, "llama", name) for name in ("modern", "shipped") for size in SIZES]
+    pairs += [(size, "modern +normuon", "shipped") for size in SIZES]
     table = ["| size | compared | loss [%] | 95 % interval | p | pairs |", "|---|---|---|---|---|---|"]
     for size, base, name in pairs:
         if (row := compare(results, size, base, name)) is not None:

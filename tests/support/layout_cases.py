@@ -219,6 +219,11 @@ SLOW = {
     "modern, normuon x tensor": Case(4, {"tensor": 2}, MODERN, optim={"optimizer": "normuon"}),
     "normuon, zero1": Case(2, {"data": "zero1"}, optim={"optimizer": "normuon", "muon_coefficients": "polar_express"}),
     "normuon x hsdp": Case(4, {"replicate": 2}, optim={"optimizer": "normuon"}),
+    "normuon x pipeline": Case(4, {"pipeline": 2, "micro_batch": 3}, optim={"optimizer": "normuon"}),
+    "normuon x context": Case(2, {"context": 2}, optim={"optimizer": "normuon"}),
+    "normuon, offload to a disk": Case(
+        2, {"offload": "all"} | STATES_ON_DISK | WEIGHTS_ON_DISK, optim={"optimizer": "normuon"}
+    ),
     "z-loss": Case(4, {"tensor": 2}, TIED, optim={"z_loss": 1e-2}),
     "z-loss in a pipeline": Case(2, {"pipeline": 2, "micro_batch": 3}, optim={"z_loss": 1e-2}),
 }

@@ -7,7 +7,6 @@ that version's defaults.
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from train.config.optim import OPTIMIZERS
 from train.config.plan import PlanConfig
 from train.config.settings import Settings
 
@@ -25,7 +24,7 @@ MODERN: Defaults = {
         "window_pattern": "SSSL",
         "logit_softcap": 15.0,
     },
-    "optim": {"optimizer": "muon", "muon_coefficients": "polar_express"},
+    "optim": {"optimizer": "normuon"},
 }
 """Defaults that the modern recipe has beyond those of both."""
 WINDOW_SHARE = 4
@@ -64,12 +63,8 @@ def _defaults(settings: Settings, section: str) -> Iterator[tuple[str, Any]]:
             yield key, value
     if settings.plan.recipe != "modern":
         return
-    given = settings.optim.model_fields_set
-    optimizer = settings.optim.optimizer if "optimizer" in given else MODERN["optim"]["optimizer"]
     for key, value in MODERN[section].items():
         if key == "window_pattern" and not _has_windows(settings):
-            continue
-        if key == "muon_coefficients" and key not in OPTIMIZERS[optimizer].all_settings:
             continue
         yield key, value
         if key == "window_pattern" and "window_pattern" not in settings.plan.model_fields_set:

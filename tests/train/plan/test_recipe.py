@@ -48,14 +48,13 @@ def test_modern_sets_every_part() -> None:
         ("plan", {"window_pattern": ""}),
         ("plan", {"window_pattern": "SL", "window": 5}),
         ("optim", {"z_loss": 0.0, "optimizer": "lamb"}),
-        ("optim", {"muon_coefficients": "jordan", "optimizer": "normuon"}),
+        ("optim", {"muon_coefficients": "polar_express", "optimizer": "muon"}),
     ],
 )
 def test_a_setting_takes_precedence(section: str, values: dict[str, Any]) -> None:
     given = {section: values, "plan": {"recipe": "modern"} | (values if section == "plan" else {})}
     settings = resolved(**given)
     assert {name: getattr(getattr(settings, section), name) for name in values} == values
-    assert ("muon_coefficients" in settings.optim.model_fields_set) == settings.optim.uses("muon_coefficients")
 
 
 @pytest.mark.parametrize("sections", [{"plan": {"positions": "relative"}}, {"train": {"objective": "mlm"}}])
@@ -110,7 +109,7 @@ def test_a_plan_stores_what_the_recipe_sets(run: Store) -> None:
     write_plan(run, make_plan(run, dataset, read_settings(run, dataset, [])))
     plan = read_plan(run)
     assert (plan.shape.activation, plan.shape.logit_softcap, plan.shape.window) == ("relu2", 20.0, 16)
-    assert plan.settings.optim.optimizer == "muon"
+    assert plan.settings.optim.optimizer == "normuon"
     # The settings of the plan give the same plan, and nothing in it was set by an earlier command.
     assert make_plan(run, dataset, read_settings(run, dataset, [])).model_dump() == plan.model_dump(
         exclude={"digest"}

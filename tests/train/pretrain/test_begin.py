@@ -121,7 +121,7 @@ def test_a_recipe_sets_the_optimizer_and_not_the_shape_of_the_weights(old: Path,
     run = new_run(tmp_path / "run", old, plan={"recipe": "modern"}, optim={})
     plan = plan_of(run)
     assert plan.shape == shape_of(list_checkpoints(Store(str(old)))[-1])
-    assert (plan.settings.optim.optimizer, plan.settings.optim.muon_coefficients) == ("muon", "polar_express")
+    assert (plan.settings.optim.optimizer, plan.settings.optim.muon_coefficients) == ("normuon", "jordan")
 
 
 MUP = {"parametrization": "mup", "mup_base_width": 24, "qk_norm": False}
