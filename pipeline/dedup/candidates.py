@@ -59,8 +59,7 @@ class CopySearchOutcome:
     rounds: list[Mapping[str, StoredFrame]] = field(default_factory=list)
     """Saved frames of each round by kind, see `verify.OUTCOMES`."""
     leads: list[DataFrame] = field(default_factory=list)
-    """Rows (key, order, position) of the bucket leaders, one frame per round; `position` is the round. Empty unless
-    `write_index` is set."""
+    """Rows (KEYS) of the bucket leaders, one frame per round. Empty unless `write_index` is set."""
 
     def similar(self, *kinds: str) -> Iterator[DataFrame]:
         """Yield the frame (node, other, similarity) of each round and kind; for the kinds, see `verify.OUTCOMES`."""
@@ -115,8 +114,7 @@ def bucket_pairs(search: CopySearch, rows: DataFrame, number: int, outcome: Copy
     streamed = partial(rows_of_buckets, width=width)
     kept = search.scratch.store_each(f"buckets-{number}", in_order, streamed, KINDS, "fill buckets")
     if config.write_index:
-        own = kept[LEADERS].frame.where(part_number("order") < EARLIER)
-        outcome.leads.append(own.withColumn("position", F.lit(number)))
+        outcome.leads.append(kept[LEADERS].frame.where(part_number("order") < EARLIER))
     return kept[PAIRED].frame
 
 

@@ -17,7 +17,6 @@ from pipeline.dedup.candidates import CopySearch, CopySearchOutcome, find_copies
 from pipeline.dedup.components import components
 from pipeline.dedup.config import DedupConfig
 from pipeline.dedup.index import (
-    BANDS,
     LEADERS,
     MERGED,
     NUMBERS,
@@ -29,7 +28,7 @@ from pipeline.dedup.index import (
     write_files,
 )
 from pipeline.dedup.keep_order import EARLIER, Bytes, binary_array
-from pipeline.dedup.keys import DedupTask, DedupWindow, layout, num_keys, payloads_of, read_windows
+from pipeline.dedup.keys import KEYS, DedupTask, DedupWindow, layout, num_keys, payloads_of, read_windows
 from pipeline.dedup.verify import BEST, FAILED, JOINED
 from pipeline.engine.materialize import FrameStore
 from pipeline.engine.parquet import parts_of
@@ -255,7 +254,7 @@ def build_index(
         for file in write_files(earlier, earlier.count(), tasks[0].index, "merged", MERGED):
             built.add_file(file)
     for number, leads in enumerate(outcome.leads):
-        for file in write_files(leads, leads.count(), tasks[0].index, f"bands/{number}", BANDS):
+        for file in write_files(leads, leads.count(), tasks[0].index, f"bands/{number}", KEYS):
             built.add_file(file)
     if outcome.leads:
         for part in results.parts:

@@ -32,7 +32,6 @@ from schemas.ids import DOC_ID_BYTES
 from schemas.manifest import Content, TableVersion, open_table
 from schemas.storage import CheckedPath, Store
 
-BANDS = pa.schema([pa.field("key", pa.int64()), pa.field("position", pa.int32()), pa.field("order", pa.binary())])
 LEADERS = pa.schema([pa.field(name, pa.binary()) for name in ("doc_id", "cluster", "payload")])
 MERGED = pa.schema([pa.field(name, pa.binary()) for name in ("earlier", "cluster")])
 MERGED_DDL = "earlier binary, cluster binary"
@@ -322,8 +321,8 @@ def write_files(frame: DataFrame, rows: int, folder: Store, kind: str, schema: p
     if not rows:  # for an empty shuffle, Spark may or may not run a task
         return []
     first = schema.names[0]
-    number = F.expr(range_sql(first, count)) if is_key(schema) else F.pmod(F.xxhash64(first), F.lit(count)).cast("int")
-    cut = frame.select(*schema.names, number.alias("part"))
+    part = F.expr(range_sql(first, count)) if is_key(schema) else F.pmod(F.xxhash64(first), F.lit(count)).cast("int")
+    cut = frame.select(*schema.names, part.alias("part"))
     cut = cut.repartitionById(count, F.col("part")).drop("part").sortWithinPartitions(*schema.names)
 
     def write(number: int, batches: Iterator[pa.RecordBatch]) -> TaskResult:

@@ -22,7 +22,7 @@ TOP_BITS = 31
 SHIFT = 64 - TOP_BITS
 HALF = 1 << (TOP_BITS - 1)
 BATCH_ROWS = 1 << 14
-"""Most rows of an index file that are held at once."""
+"""Most rows of an index that are merged at once."""
 
 
 @dataclass(frozen=True)
@@ -155,9 +155,9 @@ def _index_rows(index: IndexRange, task: KeyRange, width: int) -> Iterator[tuple
             file = pq.ParquetFile(stream)
             groups = [number for number in range(file.num_row_groups) if _overlaps(file, number, task)]
             for batch in file.iter_batches(BATCH_ROWS, groups, KEYS.names) if groups else ():
-                if not batch.num_rows:
+                if not batch.num_rows:  # a takedown removed all rows of a group
                     continue
-                keys, orders = _rows_of(batch.cast(KEYS), width)
+                keys, orders = _rows_of(batch, width)
                 begin = int(np.searchsorted(keys, task.low))
                 end = len(keys) if task.high > keys[-1] else int(np.searchsorted(keys, task.high))
                 yield keys[begin:end], number_leaders(orders[begin:end], index.first_leaders)

@@ -6,7 +6,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from pipeline.dedup.index import BANDS, LEADERS
+from pipeline.dedup.index import LEADERS
+from pipeline.dedup.keys import KEYS
 from pipeline.engine.parquet import PartWriter
 from pipeline.inspect.show import JOINED
 from pipeline.stages import STEPS
@@ -107,7 +108,7 @@ OWN = {
 
 def columns_of(table: Table) -> set[str]:
     """Return the columns of all kinds of files of a table."""
-    return {*BANDS.names, *LEADERS.names} if table.name == "index" else {*(table.schema or pa.schema([])).names}
+    return {*KEYS.names, *LEADERS.names} if table.name == "index" else {*(table.schema or pa.schema([])).names}
 
 
 def test_the_tables_are_those_that_the_steps_write_in_order() -> None:

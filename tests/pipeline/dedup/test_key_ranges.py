@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pipeline.dedup.index import BANDS, is_key, write_file
+from pipeline.dedup.index import is_key, write_file
 from pipeline.dedup.keep_order import EARLIER
 from pipeline.dedup.key_ranges import (
     IndexRange,
@@ -60,15 +60,15 @@ def write_index(folder: Path, rows: list[tuple[int, bytes]], files: int, first: 
     store, paths = Store(str(folder)), []
     for number in range(files):
         own = sorted(row for row in rows if range_of(row[0], files) == number)
-        columns = [[key for key, _ in own], [0] * len(own), [order for _, order in own]]
-        table = pa.Table.from_arrays([pa.array(each, field.type) for each, field in zip(columns, BANDS)], schema=BANDS)
+        columns = [[key for key, _ in own], [order for _, order in own]]
+        table = pa.Table.from_arrays([pa.array(each, field.type) for each, field in zip(columns, KEYS)], schema=KEYS)
         if statistics:
-            written = write_file(iter(table.to_batches(13)), store, f"bands/0/{number:05d}", BANDS)
+            written = write_file(iter(table.to_batches(13)), store, f"bands/0/{number:05d}", KEYS)
             path = CheckedPath(written.path, written.bytes, written.sha256)
         else:
             target = folder / f"bands/0/{number:05d}.parquet"
             target.parent.mkdir(parents=True, exist_ok=True)
-            with pq.ParquetWriter(target, BANDS, write_statistics=False) as writer:
+            with pq.ParquetWriter(target, KEYS, write_statistics=False) as writer:
                 for begin in range(0, max(len(own), 1), 9):
                     writer.write_table(table.slice(begin, 9))
                 writer.write_table(table.slice(0, 0))
@@ -130,7 +130,7 @@ def test_a_range_opens_only_the_files_of_its_keys() -> None:
 def test_files_of_keys_alone_have_statistics(tmp_path: Path) -> None:
     store = Store(str(tmp_path))
     schema = pa.schema([pa.field("doc_id", pa.binary())])
-    for kind, columns in ((BANDS, [[-5, 9], [0, 0], [b"a", b"b"]]), (schema, [[b"a", b"b"]])):
+    for kind, columns in ((KEYS, [[-5, 9], [b"a", b"b"]]), (schema, [[b"a", b"b"]])):
         batch = pa.RecordBatch.from_arrays([pa.array(each, own.type) for each, own in zip(columns, kind)], schema=kind)
         written = write_file(iter([batch]), store, f"x/{len(kind)}", kind)
         found = pq.ParquetFile(tmp_path / written.path).metadata.row_group(0).column(0).statistics

@@ -499,7 +499,7 @@ def test_indexes_and_audits_lose_their_rows(tmp_path: Path) -> None:
     removed = pa.array([ids[1]], pa.binary(16))
     orders = [b"any order" + own + (7).to_bytes(4, "big") for own in ids]
     tables = {
-        ("index", "bands/00000"): pa.table({"key": [1, 2, 3, 4], "position": [0] * 4, "order": orders}),
+        ("index", "bands/0/00000"): pa.table({"key": [1, 2, 3, 4], "order": orders}),
         ("index", "leaders/00000"): pa.table({"doc_id": ids, "cluster": ids, "payload": ids}),
         ("audit", "part-00000"): pa.table({"a": ids[:3], "b": ids[1:]}),
         ("dedup", "part-00000"): pa.table({"doc_id": ids, "drop_stage": ["x"] * 4, "drop_rule": ["y"] * 4}),
@@ -518,7 +518,7 @@ def test_indexes_and_audits_lose_their_rows(tmp_path: Path) -> None:
         with store.open_input(made.checked_path) as file:
             (batch,) = pq.ParquetFile(file).iter_batches()
         assert documents_named(batch, columns) == ({ids[2], ids[3]} if table == "audit" else {ids[0], ids[2], ids[3]})
-    assert left == {"bands/00000": 3, "leaders/00000": 3, "part-00000": 1, "dedup": 3}
+    assert left == {"bands/0/00000": 3, "leaders/00000": 3, "part-00000": 1, "dedup": 3}
     assert columns_with_ids(TABLES["index"], MERGED.names) == []
     assert columns_with_ids(TABLES["representatives"], COUNTED.names) == []
 
