@@ -32,7 +32,7 @@ from schemas.errors import ContractError
 from schemas.storage import Store
 from train.checkpoint.folder import METADATA_NAME, StateFile
 
-PLAN_NAME = ".metadata"
+DCP_PLAN = ".metadata"
 """The file in which DCP stores where each tensor lies."""
 STOP = ord(".")
 """The opcode that ends a pickle."""
@@ -304,7 +304,7 @@ def _places(
         file, offset, length = _of(info["relative_path"], str), _natural(info["offset"]), _natural(info["length"])
         if info.get("transform_descriptors"):
             raise _Refused("a file that is compressed or encrypted")
-        if file == PLAN_NAME or file not in files:
+        if file == DCP_PLAN or file not in files:
             raise _Refused(f"the file {file!r:.60}, which {METADATA_NAME} does not list")
         if offset + length > files[file].size:
             raise _Refused(f"a chunk beyond the end of {file}")
@@ -358,15 +358,15 @@ def _size(value: Any) -> Size:
 def read_plan_file(folder: Store, files: Mapping[str, StateFile]) -> bytes:
     """Return the bytes of `.metadata`. Raises ContractError if its size or digest differs from that in `files`."""
     try:
-        if PLAN_NAME not in files or folder.fs.get_file_info(folder.path(PLAN_NAME)).size != files[PLAN_NAME].size:
+        if DCP_PLAN not in files or folder.fs.get_file_info(folder.path(DCP_PLAN)).size != files[DCP_PLAN].size:
             raise ValueError(f"a file whose size {METADATA_NAME} does not have")
-        data = folder.read_bytes(PLAN_NAME)
+        data = folder.read_bytes(DCP_PLAN)
     except (OSError, ValueError) as error:
         raise _no_plan(folder, error) from error
-    expected, digest = files[PLAN_NAME].sha256, hashlib.sha256(data).hexdigest()
+    expected, digest = files[DCP_PLAN].sha256, hashlib.sha256(data).hexdigest()
     if digest != expected:
         raise ContractError(
-            f"{folder.root if folder.is_local else folder.uri}/{PLAN_NAME}: expected SHA-256 {expected}, got {digest}. "
+            f"{folder.root if folder.is_local else folder.uri}/{DCP_PLAN}: expected SHA-256 {expected}, got {digest}. "
             "Restore the file from a backup, or remove the folder."
         )
     return data
@@ -374,7 +374,7 @@ def read_plan_file(folder: Store, files: Mapping[str, StateFile]) -> bytes:
 
 def _no_plan(folder: Store, error: Exception) -> ContractError:
     return ContractError(
-        f"{folder.root if folder.is_local else folder.uri}/{PLAN_NAME}: expected the plan of a checkpoint of tensors, "
+        f"{folder.root if folder.is_local else folder.uri}/{DCP_PLAN}: expected the plan of a checkpoint of tensors, "
         f"got {error}. Use a checkpoint that `penstock train` wrote, or remove its folder."
     )
 

@@ -33,7 +33,7 @@ from schemas.storage import Store
 from tests.support.tiny_runs import copied, cut_back, make_run, notes, sealed
 from train.checkpoint import reader as reader_module
 from train.checkpoint.folder import METADATA_NAME, StateFile
-from train.checkpoint.reader import DTYPES, PLAN_NAME, CheckpointReader, parse_plan
+from train.checkpoint.reader import DCP_PLAN, DTYPES, CheckpointReader, parse_plan
 from train.checkpoint.state import read_model, stored_shapes
 from train.eval import evaluate, generate
 from train.export import llama
@@ -70,7 +70,7 @@ def replace_file(run: Path, name: str, data: bytes) -> Path:
 
 
 def tensor_file(run: Path) -> str:
-    return next(name for name in notes(run)[-1].files if name != PLAN_NAME)
+    return next(name for name in notes(run)[-1].files if name != DCP_PLAN)
 
 
 VERBS: dict[str, Callable[[Path, Path], int]] = {
@@ -98,13 +98,13 @@ def test_no_verb_runs_the_code_of_a_checkpoint(
         changed = FileSystemReader(folder).read_metadata()
         for key in changed.storage_data:
             changed.storage_data[key] = _StorageInfo(name, 0, len(payload.getvalue()))
-        replace_file(foreign, PLAN_NAME, pickle.dumps(changed, 4))
+        replace_file(foreign, DCP_PLAN, pickle.dumps(changed, 4))
     elif where == "plan":
-        name, data = PLAN_NAME, pickle.dumps(Payload(marker))
+        name, data = DCP_PLAN, pickle.dumps(Payload(marker))
     else:
         changed = FileSystemReader(folder).read_metadata()
         changed.planner_data["payload"] = Payload(marker)
-        name, data = PLAN_NAME, pickle.dumps(changed, 4)
+        name, data = DCP_PLAN, pickle.dumps(changed, 4)
     damaged = replace_file(foreign, name, data)
     capsys.readouterr()
     assert VERBS[verb](foreign, tmp_path / "out") == 2
@@ -136,7 +136,7 @@ def test_objects_that_torch_would_unpickle_are_refused(run: Path, tmp_path: Path
     changed.storage_data = {
         MetadataIndex(item): _StorageInfo(name, 0, len(payload.getvalue())) for item in changed.state_dict_metadata
     }
-    replace_file(foreign, PLAN_NAME, pickle.dumps(changed, 4))
+    replace_file(foreign, DCP_PLAN, pickle.dumps(changed, 4))
     with pytest.raises(ContractError, match=r"got the name .*BytesStorageMetadata"):
         read_model(Store(str(foreign)), notes(foreign)[-1], torch.device("cpu"))
     assert not marker.exists()
@@ -149,7 +149,7 @@ def test_numbers_of_another_kind_are_refused(run: Path, tmp_path: Path, dtype: t
     item = changed.state_dict_metadata["model.embedding.weight"]
     assert isinstance(item, TensorStorageMetadata)
     item.properties.dtype = dtype
-    replace_file(foreign, PLAN_NAME, pickle.dumps(changed, 4))
+    replace_file(foreign, DCP_PLAN, pickle.dumps(changed, 4))
     with pytest.raises(ContractError, match=f"expected model.embedding.weight as torch.float32, got {dtype}"):
         read_model(Store(str(foreign)), notes(foreign)[-1], torch.device("cpu"))
 
@@ -167,7 +167,7 @@ def test_a_script_archive_is_refused(run: Path, tmp_path: Path) -> None:
     for number, key in enumerate(changed.storage_data):
         changed.storage_data[key] = _StorageInfo(name, number * size, size)
     replace_file(foreign, name, archive.getvalue() * len(changed.storage_data))
-    replace_file(foreign, PLAN_NAME, pickle.dumps(changed, 4))
+    replace_file(foreign, DCP_PLAN, pickle.dumps(changed, 4))
     with pytest.raises(ContractError, match=r"expected files of tensors, got an error: \w+ while reading __0_0.distcp"):
         read_model(Store(str(foreign)), notes(foreign)[-1], torch.device("cpu"))
     assert not (tmp_path / "marker").exists()
@@ -188,7 +188,7 @@ def test_the_plan_is_the_one_that_torch_reads(run: Path) -> None:
 
 # ------------------------------------------------------------------------------------------------- plans made by hand
 
-FILES = {"__0_0.distcp": StateFile(size=1000, sha256="0"), PLAN_NAME: StateFile(size=9, sha256="1")}
+FILES = {"__0_0.distcp": StateFile(size=1000, sha256="0"), DCP_PLAN: StateFile(size=9, sha256="1")}
 Place = tuple[str, int, int]
 
 
@@ -252,7 +252,7 @@ LIST.append(LIST)  # type: ignore[arg-type]
     [
         (plan_bytes(places=(("../../../victim", 0, 5), ("__0_0.distcp", 500, 500))), "the file '../../../victim'"),
         (plan_bytes(places=(("/etc/passwd", 0, 5), ("__0_0.distcp", 500, 500))), "the file '/etc/passwd'"),
-        (plan_bytes(places=((PLAN_NAME, 0, 5), ("__0_0.distcp", 500, 500))), "the file '.metadata'"),
+        (plan_bytes(places=((DCP_PLAN, 0, 5), ("__0_0.distcp", 500, 500))), "the file '.metadata'"),
         (plan_bytes(places=(("__0_0.distcp", 0, 500), ("__0_0.distcp", 501, 500))), "a chunk beyond the end of __0_0"),
         (plan_bytes(places=(("__0_0.distcp", -1, 500), ("__0_0.distcp", 0, 500))), "the negative number -1"),
         (plan_bytes(places=(("__0_0.distcp", 0, 500),)), "2 chunks and 1 places"),
@@ -305,7 +305,7 @@ def test_one_long_list_at_many_places_is_refused_before_it_is_read() -> None:
 @pytest.fixture(scope="module")
 def real_plan(run: Path) -> tuple[bytes, dict[str, StateFile]]:
     note = notes(run)[-1]
-    return (run / note.name / PLAN_NAME).read_bytes(), note.files
+    return (run / note.name / DCP_PLAN).read_bytes(), note.files
 
 
 EDITS = st.lists(
@@ -352,7 +352,7 @@ def test_a_plan_that_is_not_listed_is_refused(run: Path, tmp_path: Path) -> None
     foreign = copied(run, tmp_path / "run")
     folder = foreign / notes(foreign)[-1].name
     stored = json.loads((folder / METADATA_NAME).read_bytes())
-    del stored["files"][PLAN_NAME]
+    del stored["files"][DCP_PLAN]
     (folder / METADATA_NAME).write_bytes(sealed(stored))
     with pytest.raises(ContractError, match=r"got a file whose size checkpoint.json does not have"):
         stored_shapes(Store(str(foreign)), notes(foreign)[-1])
