@@ -56,6 +56,17 @@ def count_attributes(page: str, long_tag: int, read_factor: int, /) -> tuple[int
 def count_formatting(page: str, /) -> int:
     """Return the number of matches of `_FORMATTING_START` of nesting.py."""
 
+def count_tags(page: bytes, /) -> tuple[int, int]:
+    """Return the numbers of `<` and of `</` in a page."""
+
+def nesting(
+    page: str, kinds: dict[str, int], factor: int, max_depth: int, max_reopened: int, /
+) -> tuple[str, int] | None:
+    """Return the rule and the value of the Drop that `scan_in_python` of nesting.py returns, or None.
+
+    `kinds` and `factor`: KINDS and ATTRIBUTE_FACTOR of nesting.py.
+    """
+
 def head_tags(
     page: bytes, limits: tuple[int, int, int], marks: tuple[bytes, ...], names: tuple[bytes, ...], /
 ) -> list[bytes]:

@@ -38,6 +38,8 @@ _CLOSED_BY_NEXT = "a body dd dt head html li nobr option p tbody td tfoot th the
 _DRAWING = "circle ellipse image line path polygon polyline rect stop use"  # closed in the start tag
 _FLAT = frozenset(f"{_NO_CONTENT} {_CLOSED_BY_NEXT} {_DRAWING}".split())
 _FORMATTING = frozenset(("b", "big", "code", "em", "font", "i", "s", "small", "strike", "strong", "tt", "u"))
+KINDS = {name: (name in _FLAT) + 2 * (name in _FORMATTING) + 4 * (name in _RAW) for name in _FLAT | _FORMATTING | _RAW}
+"""Bits of an element for the native module: it is no level of nesting, is formatting, has text as content."""
 _FORMATTING_START = re.compile(rf"<(?:{'|'.join(sorted(_FORMATTING))})[\t\n\f\r />]", re.IGNORECASE)
 
 
@@ -48,12 +50,19 @@ def nesting_problem(payload: bytes, text: str, max_depth: int) -> Drop | None:
     """
     safe = min(max_depth, SAFE_TAGS)
     # Each `<` has the byte 0x3C in all supported charsets, so there are at most as many start tags as such bytes.
-    num_tags = payload.count(b"<")
-    if num_tags <= safe or (num_tags := num_tags - payload.count(b"</")) <= safe:
+    if (num_tags := _num_start_tags(payload)) <= safe:
         return None
     if num_tags <= max_depth and num_tags * num_formatting(text) <= MAX_REOPENED:
         return None
-    return _scan(text, max_depth)
+    return scan(text, max_depth)
+
+
+def _num_start_tags(payload: bytes) -> int:
+    """Return the number of `<` without a following `/`."""
+    if native.module is None:
+        return payload.count(b"<") - payload.count(b"</")
+    count: tuple[int, int] = native.loaded().count_tags(payload)
+    return count[0] - count[1]
 
 
 def num_formatting(text: str) -> int:
@@ -69,7 +78,19 @@ def num_formatting_in_python(text: str) -> int:
     return len(_FORMATTING_START.findall(text))
 
 
-def _scan(text: str, max_depth: int) -> Drop | None:
+def scan(text: str, max_depth: int) -> Drop | None:
+    """Return what `nesting_problem` does, for a page of any number of tags."""
+    if native.module is None:
+        return scan_in_python(text, max_depth)
+    found = native.loaded().nesting(text, KINDS, ATTRIBUTE_FACTOR, max_depth, MAX_REOPENED)
+    if found is None:
+        return None
+    rule, value = found
+    return Drop(rule, value, max_depth if rule == "too_deep" else MAX_REOPENED)
+
+
+def scan_in_python(text: str, max_depth: int) -> Drop | None:
+    """Return the same as `scan`."""
     kinds: dict[str, tuple[str, bool, bool, bool]] = {}
     opened: dict[str, list[int]] = {}
     hiding = _Hiding(text)

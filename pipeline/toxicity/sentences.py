@@ -6,8 +6,14 @@ from pipeline.text.spans import Span
 
 MAX_SENTENCE = 400
 """Maximum length of a sentence; a longer one is divided at spaces [code points]."""
-# A run of signs is matched once, at its first one, and its quantifiers are possessive: the time is linear.
-_END = re.compile(r"(?<![.!?…])[.!?…]++[\"'»”’)\]]*+\s++|(?<![。！？｡।۔])[。！？｡।۔]++[\"'»”’」』）]*+\s*+|\n++\s*+")
+# It begins with a set of characters, which `re` searches for fastest. A run of signs is matched once, also where it
+# ends no sentence, and the quantifiers are possessive: the time is linear.
+_END = re.compile(
+    r"""[.!?…。！？｡।۔\n](?:"""
+    r"""(?<=[.!?…])[.!?…]*+["'»”’)\]]*+(\s*+)"""
+    r"""|(?<=[。！？｡।۔])[。！？｡।۔]*+["'»”’」』）]*+\s*+"""
+    r"""|\s*+)"""
+)
 
 
 def sentence_spans(text: str) -> list[Span]:
@@ -18,6 +24,8 @@ def sentence_spans(text: str) -> list[Span]:
     spans: list[Span] = []
     start = 0
     for match in _END.finditer(text):
+        if match[1] == "":  # no blank follows the sign
+            continue
         _append(spans, text, start, match.end())
         start = match.end()
     if start < len(text):

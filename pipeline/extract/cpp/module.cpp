@@ -7,6 +7,7 @@
 
 #include "head_tags.h"
 #include "markup.h"
+#include "nesting.h"
 #include "page_scan.h"
 #include "start_tags.h"
 #include "visible.h"
@@ -23,6 +24,8 @@ PyMethodDef METHODS[] = {
     {"look_up", look_up, METH_VARARGS, "Return the codes of the first words of texts."},
     {"count_attributes", count_attributes, METH_VARARGS, "Return the sums of attributes of a page's tags."},
     {"count_formatting", count_formatting, METH_O, "Return the number of start tags of formatting elements."},
+    {"count_tags", count_tags, METH_O, "Return the numbers of tags and of end tags in the bytes of a page."},
+    {"nesting", nesting, METH_VARARGS, "Return the limit of nesting that a page exceeds."},
     {"head_tags", head_tags, METH_VARARGS, "Return the meta tags of a page's head that may declare a mark of rights."},
     {"text_between_tags", text_between_tags, METH_O, "Return the text between the tags of a page."},
     {nullptr, nullptr, 0, nullptr},

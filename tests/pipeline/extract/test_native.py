@@ -206,6 +206,12 @@ def assert_same_counts(page: str) -> None:
         assert page_limits.attribute_work(page) == page_limits.attribute_work_in_python(page)
     assert page_limits.attribute_work(page) == page_limits.attribute_work_in_python(page)
     assert nesting.num_formatting(page) == nesting.num_formatting_in_python(page)
+    with pytest.MonkeyPatch.context() as patch:
+        for reopened, factor in ((5, 1), (nesting.MAX_REOPENED, nesting.ATTRIBUTE_FACTOR)):
+            patch.setattr(nesting, "MAX_REOPENED", reopened)
+            patch.setattr(nesting, "ATTRIBUTE_FACTOR", factor)
+            for max_depth in (2, 10**6):
+                assert nesting.scan(page, max_depth) == nesting.scan_in_python(page, max_depth)
 
 
 @settings(max_examples=1000, deadline=None)
