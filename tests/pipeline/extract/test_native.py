@@ -20,6 +20,7 @@ from pipeline.models import ModelsConfig, ensure_model
 from pipeline.sources.config import SourceConfig
 from pipeline.sources.source import SOURCE
 from pipeline.sources.splits import find_splits, open_stream
+from tests.pipeline.extract import test_nesting
 
 pytestmark = pytest.mark.skipif(
     native.module is None, reason="the native module is not built from these sources (pip install -e .)"
@@ -206,6 +207,9 @@ def assert_same_counts(page: str) -> None:
         assert page_limits.attribute_work(page) == page_limits.attribute_work_in_python(page)
     assert page_limits.attribute_work(page) == page_limits.attribute_work_in_python(page)
     assert nesting.num_formatting(page) == nesting.num_formatting_in_python(page)
+
+
+def assert_same_nesting(page: str) -> None:
     with pytest.MonkeyPatch.context() as patch:
         for reopened, factor in ((5, 1), (nesting.MAX_REOPENED, nesting.ATTRIBUTE_FACTOR)):
             patch.setattr(nesting, "MAX_REOPENED", reopened)
@@ -220,11 +224,24 @@ def test_counts_of_tags_of_any_string(page: str) -> None:
     assert_same_counts(page)
 
 
+NESTED = (*test_nesting.PARTS, *test_nesting.HIDDEN, *TAG_PARTS, "<FONT>", "</font>", "\ud800")
+
+
+@settings(max_examples=1000, deadline=None)
+@given(st.lists(st.sampled_from(NESTED), max_size=40).map("".join))
+def test_nesting_of_any_string(page: str) -> None:
+    assert_same_nesting(page)
+
+
 def test_each_character_in_the_name_of_a_tag() -> None:
     every = [chr(code) for code in range(sys.maxunicode + 1)]
     for names in ("{}", "s{}", "{}mall", "str{}ke", "b{}g"):
         assert_same_counts("".join(f"<{names.format(char)}>" for char in every))
     assert_same_counts("".join(f"<b{char} <html{char}a{char}b=1>" for char in every))
+    # Of these characters Python makes ASCII letters, or several characters.
+    lowered = [char for char in every if not char.isascii() and (char.lower().isascii() or len(char.lower()) > 1)]
+    assert {"\u212a", "İ"} <= {*lowered}
+    assert_same_nesting("".join(f"<trac{char}></TRACK></i{char}><i{char}>" for char in lowered))
 
 
 @pytest.fixture(scope="module")
@@ -242,6 +259,7 @@ def test_real_pages(real_pages: list[str]) -> None:
     lexicon = load_model(path).lexicon
     for page in real_pages:
         assert_same_counts(page)
+        assert_same_nesting(page)
         assert_same_visible_text(page)
         tree = HTMLTree.parse(page)
         body = tree.body.html if tree.body is not None else ""
@@ -262,6 +280,7 @@ def test_calls_leave_nothing_behind() -> None:
         assert_same_markup(page)
         assert_same_words(["Hello wörld ΟΔΟΣ"], ODDS, "Hello")
         assert_same_counts(page)
+        assert_same_nesting(page)
         assert_same_visible_text(page)
         module.lexicon({"a": 1.0}, "x")
         for function, arguments in (
