@@ -1,10 +1,12 @@
 """What the pipeline does to one page or one text: extraction, language, quality signals, removal of personal data.
 
 The functions run the stages of the pipeline on a single row, so their results are those of a run with the same
-settings. Settings are passed by name, as in the section of the recipe that a function names.
+settings. Settings are passed by name, as in the section of the recipe that a function names. Calls from several threads
+run one after another: the stages keep caches and a process of their own, which serve one text at a time.
 """
 
 import json
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -25,6 +27,7 @@ NOT_SIGNALS = ("text", "language", "cuts", "lines", "num_bytes")
 """Columns in a row of the quality stage that are not measurements of the text."""
 CACHED = 32
 """Number of stages with different settings that stay loaded."""
+_ONE_AT_A_TIME = threading.Lock()
 
 
 @dataclass(frozen=True)
@@ -103,7 +106,7 @@ def extract(html: str | bytes, charset: str | None = None, url: str | None = Non
     if isinstance(html, str):
         html, charset = html.encode("utf-8", "replace"), "utf-8"
     row: Row = {"_payload": html, "_http_charset": charset, "mime": "text/html", "text": None, "url": url}
-    drop = _stage(EXTRACT, settings)(row)
+    drop = _run(EXTRACT, settings, row)
     text = row["text"] if drop is None else ""
     metadata = {name: row[name] for name in METADATA if row.get(name) is not None}
     return Extracted(
@@ -124,7 +127,7 @@ def detect_language(text: str, **settings: Any) -> Language:
     ConfigError for a wrong setting, or if the model can neither be found nor fetched.
     """
     row: Row = {"text": text}
-    _stage(LANGUAGE, {"languages": (), "min_score": 0.0} | settings)(row)
+    _run(LANGUAGE, {"languages": (), "min_score": 0.0} | settings, row)
     return Language(row["language"], row["language_score"], row["language_share"], row["second_language"])
 
 
@@ -138,7 +141,7 @@ def signals(text: str, language: str | None = None, **settings: Any) -> dict[str
     code = str(detect_language(text)) if language is None else language
     row: Row = {"text": text, "language": code}
     rules = {"rules": ()} if "families" in settings else {}  # no rule is checked here, so none needs its family
-    _stage(QUALITY, rules | settings)(row)
+    _run(QUALITY, rules | settings, row)
     return {
         name: value
         for name, value in row.items()
@@ -164,8 +167,14 @@ def redact(text: str, language: str | None = None, **settings: Any) -> Redacted:
     `settings`: of the section `[pii]`, such as `types=["email", "phone"]`. Raises ConfigError for a wrong setting.
     """
     row: Row = {"text": text, "title": None, "url": None, "language": language}
-    _stage(PII, settings)(row)
+    _run(PII, settings, row)
     return Redacted(row["text"], row["pii_counts"])
+
+
+def _run(stage: PerDocument, settings: Mapping[str, Any], row: Row) -> Drop | None:
+    """Run a stage on a row, and return its drop, if any."""
+    with _ONE_AT_A_TIME:
+        return _stage(stage, settings)(row)
 
 
 def _stage(stage: PerDocument, settings: Mapping[str, Any]) -> RowFunction:

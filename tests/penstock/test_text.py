@@ -5,7 +5,7 @@ import pickle
 import subprocess
 import sys
 from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -196,3 +196,18 @@ def test_a_pool_of_processes_redacts() -> None:
     with ProcessPoolExecutor(1) as pool:
         (redacted,) = pool.map(penstock.redact, ["Write to jane@example.org."])
     assert (redacted, redacted.counts) == ("Write to <EMAIL>.", {"email": 1})
+
+
+def test_threads_get_the_results_of_their_own_texts() -> None:
+    sentence = "The gate of the penstock number {0} is opened by hand, and number {0} has to be closed again. "
+    pages = [f"<title>{n}</title><p>{sentence.format(n) * 5}</p>" for n in range(30)]
+    # Each page gets a second opinion. The words of DCLM are in a cache where a piece has a narrow space.
+    texts = [" ".join(f"w{n + m % 17}\u202fx{m % (n + 3)}" for m in range(200)) for n in range(30)]
+
+    def measure(number: int) -> tuple[str, str, dict[str, Any]]:
+        page = penstock.extract(pages[number], min_expected_f1=1.0)
+        redacted = penstock.redact(f"{number}: jane@example.org", types=["email"])
+        return page.text, redacted, penstock.signals(texts[number], "en", families=["dclm"])
+
+    with ThreadPoolExecutor(6) as pool:
+        assert list(pool.map(measure, range(30))) == list(map(measure, range(30)))
