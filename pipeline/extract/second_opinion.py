@@ -112,6 +112,9 @@ class SecondOpinion:
             is_error, answer, cpu = _receive(process.stdout, time.monotonic() + MAX_SECONDS)
         except (OSError, EOFError) as error:
             raise SecondOpinionError("stopped", self.close()) from error
+        except BaseException:  # Such as a timeout of the caller: the next page would get the answer on this one.
+            self.close()
+            raise
         spent, self._counted = cpu - self._counted, cpu
         if is_error:
             raise SecondOpinionError("failed", spent, answer)

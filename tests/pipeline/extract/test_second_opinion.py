@@ -97,6 +97,22 @@ def test_causes(opinion: SecondOpinion, odd_library: None, page: str, cause: str
     assert opinion("again").text == "AGAIN"
 
 
+@pytest.mark.parametrize("error", [KeyboardInterrupt, MemoryError])
+def test_after_an_interruption_a_page_gets_its_own_answer(
+    opinion: SecondOpinion, odd_library: None, monkeypatch: pytest.MonkeyPatch, error: type[BaseException]
+) -> None:
+    assert opinion("one").text == "ONE"
+
+    def interrupted(*_: object) -> None:
+        raise error
+
+    with monkeypatch.context() as patch:
+        patch.setattr(second_opinion, "_receive", interrupted)
+        with pytest.raises(error):
+            opinion("two")
+    assert opinion("three").text == "THREE"
+
+
 def test_a_page_beyond_the_limits_is_not_sent(opinion: SecondOpinion) -> None:
     for page in ("x" * (second_opinion.MAX_PAGE_CHARS + 1), "<b>" * (second_opinion.MAX_PAGE_TAGS + 1)):
         with pytest.raises(SecondOpinionError, match="too_large"):
