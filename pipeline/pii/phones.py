@@ -78,7 +78,7 @@ _OTHER = re.compile(
     r"|0[0-9]{4} ?- ?0[0-9]{4}(?![0-9-])|1800[12](?= 0)"
     r"|(?:1[5-9]|20)[0-9]{2}[-./ ](?:0?[1-9]|1[0-2])[-./ ](?:0?[1-9]|[12][0-9]|3[01])(?![0-9])"
     r"|(?:0?[1-9]|[12][0-9]|3[01])[-./ ](?:0?[1-9]|[12][0-9]|3[01])[-./ ](?:1[5-9]|20)[0-9]{2}(?![0-9])"
-    r"|(?:(?:1[5-9]|20)[0-9]{2}[ -./]{0,3}){2,}(?![0-9])"
+    r"|(?:(?:1[5-9]|20)[0-9]{2}[ ()./-]{0,3}){2,}(?![0-9])"
     r"|97[89](?:[- ]?[0-9]){10}(?![0-9])"
     r"|[0-9]{1,3}(?:\.[0-9]{1,3}){3}(?!\.?[0-9])|[0-9]{3}-[0-9]{2}-[0-9]{4}(?![0-9])"
 )
@@ -150,8 +150,8 @@ def _number_in(text: str, folded: str, groups: Groups, known: tuple[bool, tuple[
     (follows, regions), first, begin = known, 0, groups[0][0]
     start = begin - len(_SIGNS.findall(folded[max(0, begin - 2) : begin])[0])
     international = "+" in folded[start:begin] or folded.startswith("00", begin)
-    # The number starts at the first group after dates and similar numbers.
-    while not international and (other := _OTHER.match(folded, begin)):
+    # The number starts at the first group after dates and similar numbers. A list of years may go on after the groups.
+    while not international and (other := _OTHER.match(folded, begin, groups[-1][1] + 1)):
         first = bisect_left(groups, (other.end(),), first)
         if first == len(groups):
             return None
