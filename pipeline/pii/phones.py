@@ -113,13 +113,49 @@ def find_phones(text: str, folded: str, language: str | None) -> Iterator[PhoneS
     last = -1
     for run in digit_runs(folded):
         for groups in _segments(folded, run):
-            follows = (
-                last >= 0 and groups[0][0] - last <= NEAR and _NEXT.fullmatch(text, last, groups[0][0]) is not None
-            )
-            number = _number_in(text, folded, groups, (follows, regions))
-            if number:
-                last = number[1]
+            first = size = 0
+            is_named = False  # by a word before the first number of a list
+            while first < len(groups):
+                begin = groups[first][0]
+                follows = last >= 0 and begin - last <= NEAR and _NEXT.fullmatch(text, last, begin) is not None
+                follows = follows or (is_named and _is_alike(folded, groups, first, size))
+                number = _number_in(text, folded, groups, (first, follows, regions))
+                if number is None:
+                    break
                 yield number
+                start, last, _ = number
+                is_named = is_named or (not first and (follows or _names(text[max(0, start - NEAR) : start])))
+                begin_number = bisect_left(groups, (start,), first)
+                first = bisect_left(groups, (last,), begin_number)
+                size = first - begin_number
+
+
+def _is_alike(folded: str, groups: Groups, first: int, size: int) -> bool:
+    """Return True if `size` groups from the first on, and as many before it, have the same lengths.
+
+    Between them is one blank or slash, as in a list of numbers of one notation.
+    """
+    before, after = groups[max(0, first - size) : first], groups[first : first + size]
+    if len(before) < size or len(after) < size or not size:
+        return False
+    lengths = ([end - start for start, end in part] for part in (before, after))
+    return next(lengths) == next(lengths) and folded[before[-1][1] : after[0][0]] in (" ", "/")
+
+
+def _is_in_list(folded: str, groups: Groups, first: int, last: int) -> bool:
+    """Return True if the groups from `first` to `last` are before or after as many groups with the same lengths."""
+    size = last - first
+    return _is_alike(folded, groups, last, size) or (last < len(groups) and _is_alike(folded, groups, first, size))
+
+
+def _is_before_another(folded: str, groups: Groups, last: int, regions: tuple[str, ...]) -> bool:
+    """Return True if the groups from `last` on, after a blank or slash, are another number or begin with a date."""
+    if last == len(groups) or folded[groups[last - 1][1] : groups[last][0]] not in (" ", "/"):
+        return False
+    begin, end = groups[last][0], groups[-1][1]
+    if _OTHER.match(folded, begin, end + 1):
+        return True
+    return len(groups) - last <= MAX_GROUPS and phone_score(folded[begin:end], False, regions) >= ASSIGNED
 
 
 def _segments(folded: str, run: tuple[int, int]) -> Iterator[Groups]:
@@ -145,9 +181,13 @@ def _segments(folded: str, run: tuple[int, int]) -> Iterator[Groups]:
     yield groups
 
 
-def _number_in(text: str, folded: str, groups: Groups, known: tuple[bool, tuple[str, ...]]) -> PhoneSpan | None:
-    """Return the number at the first group, or after dates. `known`: if it follows another number, and the regions."""
-    (follows, regions), first, begin = known, 0, groups[0][0]
+def _number_in(text: str, folded: str, groups: Groups, known: tuple[int, bool, tuple[str, ...]]) -> PhoneSpan | None:
+    """Return the number at a group, or after dates.
+
+    `known`: the number of the group, if the number follows another one, and the regions.
+    """
+    first, follows, regions = known
+    begin = groups[first][0]
     start = begin - len(_SIGNS.findall(folded[max(0, begin - 2) : begin])[0])
     international = "+" in folded[start:begin] or folded.startswith("00", begin)
     # The number starts at the first group after dates and similar numbers. A list of years may go on after the groups.
@@ -156,7 +196,8 @@ def _number_in(text: str, folded: str, groups: Groups, known: tuple[bool, tuple[
         if first == len(groups):
             return None
         start = begin = groups[first][0]
-    is_part = "+" not in folded[start:begin] and _PART.search(folded, max(0, start - 2), start)
+    begins = "+" in folded[start:begin] or (follows and folded.startswith("/", start - 1))
+    is_part = not begins and _PART.search(folded, max(0, start - 2), start)
     if is_part or _BEFORE.search(folded, max(0, start - 10), start):
         return None
     if _ZIP.match(folded, begin) and _STATE.search(folded, max(0, start - 6), start):
@@ -170,18 +211,23 @@ def _number_in(text: str, folded: str, groups: Groups, known: tuple[bool, tuple[
     best: PhoneSpan | None = None
     for last in range(min(len(groups), first + MAX_GROUPS), first, -1):
         whole, end = last == len(groups), groups[last - 1][1]
-        if not (whole or international or named):
-            break
         if end - begin < 9 and _STREET.match(folded, end):
             continue
         extension = _EXTENSION.match(text, end)
-        if extension or not _FOLLOWING.match(folded, end):
-            marked = named or (extension is not None and extension[1] is not None)
-            score = phone_score(folded[start:end], marked, regions)
-            # A number that does not extend to the last group must be an assigned one.
-            if score >= least and score > (best[2] if best else 0.0 if whole else WRITTEN_LIKE_PHONE):
-                open_bracket = folded[start] == "(" and ")" not in folded[start:end]
-                best = start + open_bracket, extension.end() if extension else end, score
+        marked = named or (extension is not None and extension[1] is not None)
+        score = phone_score(folded[start:end], marked, regions)
+        # A number that does not extend to the last group must be an assigned one.
+        bar = best[2] if best else 0.0 if whole else WRITTEN_LIKE_PHONE
+        if score < max(least, bar):
+            continue
+        in_list = score >= ASSIGNED and (
+            ((named or last - first > 1) and _is_in_list(folded, groups, first, last))
+            or _is_before_another(folded, groups, last, regions)
+        )
+        is_free = (whole or international or named) and (extension or not _FOLLOWING.match(folded, end))
+        if in_list or (is_free and score > bar):
+            open_bracket = folded[start] == "(" and ")" not in folded[start:end]
+            best = start + open_bracket, extension.end() if extension else end, score
     return best
 
 
