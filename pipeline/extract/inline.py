@@ -50,25 +50,23 @@ class _Open(NamedTuple):
     """The start tag, for a link."""
 
 
-class _Marked(str):
-    """A text with a mark at its ends."""
+class _End(str):
+    """A mark after emphasized text, such as `**`; it is no mark that the page has in its text."""
 
-    core: str
-    mark: str
-
-    def __new__(cls, core: str, mark: str) -> "_Marked":
-        """Return the text between two marks."""
-        marked = super().__new__(cls, mark + core + mark)
-        marked.core, marked.mark = core, mark
-        return marked
+    __slots__ = ()
 
 
 class Inline:
     """Writes the texts of the blocks of one page."""
 
     def __init__(self, blocks: Blocks, form: TextForm, base: str | None):
-        """`base`: URL of the page, against which the URLs of links and images are resolved."""
-        self.blocks, self.form, self.base = blocks, form, base
+        """`base`: URL of the page, against which the URLs of links and images are resolved.
+
+        Nothing is resolved against a URL of more than MAX_URL_CHARS without its query: each link would repeat it.
+        """
+        self.blocks, self.form = blocks, form
+        place = re.split("[?#]", base or "", maxsplit=1)[0]
+        self.base = place if len(place) <= MAX_URL_CHARS else ""
         self._is_plain = not (form.markdown or form.links or form.images)
         self._links = np.flatnonzero(blocks.effects == OPENS_LINK) if form.links else None
 
@@ -134,11 +132,10 @@ class Inline:
         else:
             around = opened[-1].start if opened else 0
             before = parts[element.start - 1] if element.start > (around or 0) and not lead else ""
-            if isinstance(before, _Marked) and before.mark == mark:
-                # As in `<b>a</b><b>b</b>`: the marks of both would be read as text.
-                core = before.core + core
-                del parts[element.start - 1 :]
-            marked = _Marked(core, mark)
+            # As in `<b>a</b><b>b</b>`: the marks of both would be read as text.
+            joins = isinstance(before, _End) and before == mark
+            parts[element.start - joins :] = filter(None, (lead, "" if joins else mark, core, _End(mark), tail))
+            return
         parts[element.start :] = filter(None, (lead, marked, tail))
 
     def _has_parentheses(self, parts: list[str], start: int, core: str) -> bool:
@@ -154,7 +151,7 @@ class Inline:
         if url.startswith(("#", "data:", "javascript:")):
             return None
         try:
-            return urljoin(self.base or "", url).replace(" ", "%20")
+            return urljoin(self.base, url).replace(" ", "%20")
         except ValueError:
             return None
 

@@ -2,7 +2,11 @@
 
 import pytest
 
+from pipeline.extract.assemble import assemble
+from pipeline.extract.blocks import cut_blocks
+from pipeline.extract.inline import MAX_URL_CHARS, TextForm
 from tests.pipeline.extract.test_assemble import write
+from tests.support.growth import MOST, growth
 
 LINKS, IMAGES, MARKDOWN = {"links": True}, {"images": True}, {"markdown": True}
 
@@ -22,6 +26,23 @@ LINKS, IMAGES, MARKDOWN = {"links": True}, {"images": True}, {"markdown": True}
 )
 def test_marks_of_markdown(body: str, markdown: str) -> None:
     assert write(body, markdown=True) == markdown
+
+
+def test_adjacent_marks_take_linear_time() -> None:
+    def page(size: int) -> str:
+        return "<p>" + f"<b>{'a' * 200}</b>" * size
+
+    assert growth(lambda body: write(body, markdown=True), page, 5_000) <= MOST
+
+
+@pytest.mark.parametrize(
+    ("path", "query", "expected"),
+    [("b" * 100, "?" + "q" * MAX_URL_CHARS, "https://a.org/x"), ("b" * MAX_URL_CHARS, "", "x")],
+)
+def test_links_are_not_resolved_against_a_very_long_address(path: str, query: str, expected: str) -> None:
+    blocks = cut_blocks('<body><p><a href="x">it</a></p></body>')
+    text = assemble(blocks, [0], TextForm(links=True), f"https://a.org/{path}{query}")
+    assert text == f"it ({expected})"
 
 
 def test_marks_in_deep_nesting_are_left_out() -> None:
