@@ -12,11 +12,9 @@ from typing import NamedTuple
 from pipeline.extract.blocks import LINE_BREAK, Blocks
 from pipeline.extract.code_blocks import code_of, has_code_alone, language_around
 from pipeline.extract.inline import Inline, TextForm
-from pipeline.extract.places import ITEM, ORDERED, Place, Places, children_of
+from pipeline.extract.places import ITEM, MAX_INDENT, ORDERED, Place, Places, children_of
 from pipeline.extract.tables import Grid, code_tables, data_tables
 
-MAX_INDENT = 10
-"""Maximum number of nested lists, and of nested quotes, for which lines are indented or marked."""
 MAX_AROUND = 4
 """Number of containers around code that can name its language."""
 EMPTY_LINE = "\ufdd0"
@@ -116,7 +114,7 @@ class _Writer:
                 tables.add(place.table)
                 yield self._unit(self._code(first, self.kept[number - 1]), None, place)
             elif place.table not in self.data_tables or place.row is None or place.cell is None or place.row in rows:
-                in_layout = place.table is not None and not place.items
+                in_layout = place.table is not None and place.item is None
                 yield self._unit(self._block(block, place), None if in_layout else place.group, place)
             else:
                 while number < size and self._place(number).row == place.row:
@@ -134,7 +132,7 @@ class _Writer:
             marks = "> " * min(place.quotes, MAX_INDENT)
             lines = [(marks + line.replace(EMPTY_LINE, "")).rstrip() for line in lines]
         # Only code keeps the white space at the start of a line, and the items of nested lists have theirs from here.
-        is_indented = bool(lines) and lines[0][:1].isspace() and not place.items
+        is_indented = bool(lines) and lines[0][:1].isspace() and place.item is None
         return _Unit("\n".join(lines), group, place.quote, place.quotes, is_indented)
 
     def _row(self, place: Place, blocks: Sequence[int]) -> list[str]:
@@ -166,22 +164,24 @@ class _Writer:
                 lines = self._code(self.blocks.first_tags[block], block)
             else:
                 lines = list(filter(None, (" ".join(line.split()) for line in text.split(LINE_BREAK))))
-                if place.items and lines and place.items[-1] not in self.marked:
-                    lines[0] = _without_mark(lines[0], self._mark(place.items[-1]))
+                if place.item is not None and lines and place.item not in self.marked:
+                    lines[0] = _without_mark(lines[0], self._mark(place.item))
         if place.heading and lines:
             lines = ["#" * place.heading * self.form.markdown + " " * self.form.markdown + " ".join(lines)]
-        return self._item(lines, place.items) if place.items and lines else lines
+        return self._item(lines, place, place.item) if place.item is not None and lines else lines
 
-    def _item(self, lines: list[str], items: tuple[int, ...]) -> list[str]:
-        """Return the lines of a block in list items, indented, and with the mark of the innermost item once."""
-        before = "".join(" " * len(self._mark(item)) for item in items[: min(len(items), MAX_INDENT) - 1])
-        mark = self._mark(items[-1])
+    def _item(self, lines: list[str], place: Place, item: int) -> list[str]:
+        """Return the lines of a block in list items, indented, and with the mark of the innermost `item` once."""
+        before = "".join(" " * len(self._mark(outer)) for outer in place.first_items)
+        mark = self._mark(item)
         indent = before + " " * len(mark)
-        first = before + mark if items[-1] not in self.marked else indent
-        for item in reversed(items):  # the items around one that is marked are marked
-            if item in self.marked:
+        first = before + mark if item not in self.marked else indent
+        around: Place | None = place
+        while around is not None and around.item is not None:
+            if around.item in self.marked:  # as are the items around it
                 break
-            self.marked.add(item)
+            self.marked.add(around.item)
+            around = around.outer
         return [first + lines[0], *(indent + line if line.strip(EMPTY_LINE) else line for line in lines[1:])]
 
     def _mark(self, item: int) -> str:

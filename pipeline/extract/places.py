@@ -13,6 +13,8 @@ PRE, ITEM, TABLE, ROW, QUOTE, ORDERED, FIGURE = (
     _NUMBER[name] for name in ("pre", "li", "table", "tr", "blockquote", "ol", "figure")
 )
 ROW_GROUPS = frozenset(_NUMBER[name] for name in ("thead", "tbody", "tfoot"))
+MAX_INDENT = 10
+"""Maximum number of nested lists, and of nested quotes, for which lines are indented or marked."""
 
 
 class Place(NamedTuple):
@@ -24,8 +26,12 @@ class Place(NamedTuple):
     """Number of quotes around it."""
     quote: int | None = None
     """The outermost of them."""
-    items: tuple[int, ...] = ()
-    """The list items around it, from the outermost on."""
+    item: int | None = None
+    """The innermost list item around it."""
+    first_items: tuple[int, ...] = ()
+    """The items around that item, from the outermost on, fewer than MAX_INDENT."""
+    outer: "Place | None" = None
+    """The place of the container around that item. Thousands of items in deep lists share it."""
     group: int | None = None
     """Outermost list, definition list or table; the lines of one group have no empty lines between them."""
     table: int | None = None
@@ -59,7 +65,10 @@ def _inside(place: Place, container: int, element: int) -> Place:
         return place._replace(heading=_HEADINGS[element])
     if element == ITEM:
         group = container if place.group is None else place.group
-        return place._replace(items=(*place.items, container), group=group)
+        first_items = place.first_items
+        if place.item is not None and len(first_items) < MAX_INDENT - 1:
+            first_items = (*first_items, place.item)
+        return place._replace(item=container, first_items=first_items, outer=place, group=group)
     if element in _GROUPS:
         return place if place.group is not None else place._replace(group=container)
     if element == TABLE:

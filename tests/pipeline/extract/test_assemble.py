@@ -1,5 +1,7 @@
 """The text of kept blocks: paragraphs, headings, lists, quotes and code, as text and as Markdown."""
 
+import tracemalloc
+
 import pytest
 from resiliparse.parse.html import HTMLTree
 
@@ -186,6 +188,16 @@ def test_deep_nesting_stays_small(markdown: bool) -> None:
     assert write("<ul><li>" * 300 + "deep", markdown=markdown) == "  " * 9 + "- deep"
     quotes = write("<blockquote>" * 300 + "<p>a<p>b", markdown=markdown)
     assert len(quotes) == (10 * 2 * 3 + 3 if markdown else 4)
+
+
+def test_items_of_deep_lists_take_little_memory() -> None:
+    body = "<ul><li>" * 1_000 + "<li>x" * 5_000
+    write(body)
+    tracemalloc.start()
+    write(body)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 20e6  # 5 million references to items take 40 MB
 
 
 @pytest.mark.parametrize(
