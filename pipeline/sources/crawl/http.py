@@ -83,8 +83,16 @@ def parse_warc_header(block: bytes) -> RecordHeader | None:
     )
 
 
+MAX_CODINGS = 4
+LISTS = frozenset(("content-encoding", "transfer-encoding"))
+"""Fields whose lines are one list. A line that is repeated counts once: such a body is coded once."""
+
+
 def parse_fields(block: bytes) -> dict[str, str]:
-    """Return the fields of a WARC or HTTP header by lower-case name; if a name occurs twice, the last value is used."""
+    """Return the fields of a WARC or HTTP header by lower-case name.
+
+    If a name occurs twice, the last value is used; of LISTS, all values. Source: RFC 9110, section 5.3.
+    """
     fields: dict[str, list[str]] = {}
     name = ""
     for line in block.decode("utf-8", "replace").split("\n")[1:]:
@@ -92,9 +100,12 @@ def parse_fields(block: bytes) -> dict[str, str]:
             fields[name].append(line.strip())
             continue
         name, colon, value = line.partition(":")
-        name = name.strip().lower() if colon else ""
-        if name:
-            fields[name] = [value.strip()]
+        name, value = name.strip().lower() if colon else "", value.strip()
+        if name in LISTS and name in fields:
+            is_new = value not in fields[name] and len(fields[name]) <= 2 * MAX_CODINGS
+            fields[name] += [",", value] if is_new else []
+        elif name:
+            fields[name] = [value]
     return {name: " ".join(filter(None, parts)) for name, parts in fields.items()}
 
 
@@ -147,7 +158,6 @@ HTML = re.compile(
 )
 BINARY = re.compile(rb"[\x00-\x08\x0b\x0e-\x1a\x1c-\x1f]")
 UNDECODABLE = {"compress", "x-compress", "sdch", "dcb", "dcz", "pack200-gzip", "exi", "aes128gcm"}
-MAX_CODINGS = 4
 SLICE_BYTES = 64 << 10
 SNIFF_BYTES = 1445
 GZIP_MAGIC, ZSTD_MAGIC = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"

@@ -103,6 +103,15 @@ def test_no_header_raises(data):
     parse_arc_line(b"http://" + data + b" 1.2.3.4 20080509190241 text/html 65\n")
 
 
+def test_lines_of_a_list_are_one_value():
+    coded = b"HTTP/1.0 200\nContent-Encoding: deflate\nTransfer-Encoding: chunked\ncontent-encoding: gzip\n"
+    assert parse_fields(coded + b"Transfer-Encoding: chunked\n") == {
+        "content-encoding": "deflate , gzip",
+        "transfer-encoding": "chunked",
+    }
+    assert growth(parse_fields, lambda n: b"".join(b"\nContent-Encoding: %d" % k for k in range(n)), 10_000) < MOST
+
+
 def test_folded_lines_are_one_value_in_linear_time():
     assert parse_fields(b"HTTP/1.0 200\nA:\n b\n \n\tc \nB: x\n  y\nA: z\n") == {"a": "z", "b": "x y"}
     assert parse_fields(b"HTTP/1.0 200\nA: \n b\n \n\tc ") == {"a": "b c"}

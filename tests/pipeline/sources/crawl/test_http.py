@@ -62,6 +62,8 @@ def response(body, content_type="text/html", status=b"HTTP/1.1 200 OK", **fields
         (response(brotli.compress(gzip.compress(HTML, mtime=0)), Content_Encoding="gzip,br"), HTML),
         # Decoded by the crawler, with the old headers left in place.
         (response(HTML, Content_Encoding="gzip", Transfer_Encoding="chunked"), HTML),
+        (response(gzip.compress(HTML, mtime=0), Content_Encoding="gzip\r\nContent-Encoding: identity"), HTML),
+        (response(chunked(HTML), Transfer_Encoding="chunked\r\nTransfer-Encoding: chunked"), HTML),
         (response(HTML, Content_Encoding="deflate"), HTML),
         (response(HTML, Content_Encoding="br"), HTML),
         (response(HTML, Content_Encoding="zstd"), HTML),
