@@ -60,6 +60,10 @@ numbers."""
 _SPACED = re.compile(
     r"(?:1 ?- ?)?(?:\([0-9]{3}\) ?- ?[0-9]{3,4} ?- ?[0-9]{4}|[0-9]{3} - [0-9]{3,4} - [0-9]{4})(?![0-9]| ?-)"
 )
+# Notations of a fixed length without blanks, so that a number beside them is another: 415-555-0139, 06.12.34.56.78.
+_CLOSED = re.compile(
+    r"(?:(?:\([0-9]{3}\)[ -]?|[0-9]{3}[-.])[0-9]{3,4}[-.][0-9]{4}|0[0-9](?:[-.][0-9]{2}){4})(?![0-9]|[-.][0-9])"
+)
 _EXTENSION = re.compile(
     r"[ ,;]{0,2}\(?(?:(x|(?:ext(?:ension|n)?|durchwahl|poste|interno|ramal|anexo|toestel|wew|доб)\b[.: ]{0,3}"
     r"|(?:转|轉|分机|分機|内线|內線|内線)[:： ]{0,2})|#|\*|-(?=[0-9]{1,4}(?![-0-9])))[0-9]{1,6}(?![0-9A-Za-z])",
@@ -121,13 +125,24 @@ def find_phones(text: str, folded: str, language: str | None) -> Iterator[PhoneS
                 follows = follows or (is_named and _is_alike(folded, groups, first, size))
                 number = _number_in(text, folded, groups, (first, follows, regions))
                 if number is None:
-                    break
+                    first, size = _next_closed(folded, groups, first), 0
+                    continue
                 yield number
                 start, last, _ = number
                 is_named = is_named or (not first and (follows or _names(text[max(0, start - NEAR) : start])))
                 begin_number = bisect_left(groups, (start,), first)
                 first = bisect_left(groups, (last,), begin_number)
                 size = first - begin_number
+
+
+def _next_closed(folded: str, groups: Groups, first: int) -> int:
+    """Return the first group after `first` that begins a number in a closed notation after a blank."""
+    for index in range(first + 1, len(groups)):
+        begin = groups[index][0]
+        bracket = folded.startswith("(", begin - 1)
+        if folded.startswith(" ", begin - bracket - 1) and _CLOSED.match(folded, begin - bracket):
+            return index
+    return len(groups)
 
 
 def _is_alike(folded: str, groups: Groups, first: int, size: int) -> bool:
@@ -190,7 +205,7 @@ def _number_in(text: str, folded: str, groups: Groups, known: tuple[int, bool, t
     begin = groups[first][0]
     start = begin - len(_SIGNS.findall(folded[max(0, begin - 2) : begin])[0])
     international = "+" in folded[start:begin] or folded.startswith("00", begin)
-    # The number starts at the first group after dates and similar numbers. A list of years may go on after the groups.
+    # The number starts at the first group after dates and similar numbers. A list of years may continue after them.
     while not international and (other := _OTHER.match(folded, begin, groups[-1][1] + 1)):
         first = bisect_left(groups, (other.end(),), first)
         if first == len(groups):
@@ -223,6 +238,7 @@ def _number_in(text: str, folded: str, groups: Groups, known: tuple[int, bool, t
         in_list = score >= ASSIGNED and (
             ((named or last - first > 1) and _is_in_list(folded, groups, first, last))
             or _is_before_another(folded, groups, last, regions)
+            or (not whole and folded.startswith(" ", end) and _CLOSED.fullmatch(folded, start, end) is not None)
         )
         is_free = (whole or international or named) and (extension or not _FOLLOWING.match(folded, end))
         if in_list or (is_free and score > bar):

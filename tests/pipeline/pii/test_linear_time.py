@@ -59,6 +59,6 @@ def test_the_redactor_and_the_telephone_numbers(everything: Redactor, size: int)
         assert growth(lambda text: list(find_phones(text, fold(text), "en")), repeated(unit), size) <= MOST, unit
 
 
-@pytest.mark.parametrize("unit", ["1999  ", "1999-2000, ", "12/2011%20"])
-def test_lists_of_years(unit: str) -> None:
+@pytest.mark.parametrize("unit", ["1999  ", "1999-2000, ", "12/2011%20", "12 415-555-0139 "])
+def test_lists_of_years_and_numbers(unit: str) -> None:
     assert growth(lambda text: list(find_phones(text, fold(text), "en")), repeated(unit), 25_000) <= MOST

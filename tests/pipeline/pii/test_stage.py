@@ -83,6 +83,8 @@ FOUND = [
     ("phone", "415-555-0139 212-555-0187 312-555-0166", "<PHONE> <PHONE> <PHONE>"),
     ("phone", "415-555-0139/212-555-0187, (415) 555-0139/(415) 555-0140", "<PHONE>/<PHONE>, <PHONE>/<PHONE>"),
     ("phone", "Mobile: 9876543210 9988776655, 415.555.0139 2019-09-16", "Mobile: <PHONE> <PHONE>, <PHONE> 2019-09-16"),
+    ("phone", "Room 12 415-555-0139 24/7, 10:30 (415) 555-0139 5 km", "Room 12 <PHONE> 24/7, 10:30 <PHONE> 5 km"),
+    ("phone", "(3) 415-555-0139 (2) 212-555-0187 2024", "(3) <PHONE> (2) <PHONE> 2024"),
     ("phone", "_+49 30 901820_ and __202-555-0142__", "_<PHONE>_ and __<PHONE>__"),
     ("phone", "/?x=%2B49%2030%20901820%20b&tel=030+901+8200", "/?x=<PHONE>%20b&tel=<PHONE>"),
     # cards: each issuer's range and grouping; Visa's old 13 digits only where they are named
@@ -152,6 +154,7 @@ LEFT = [
         "10000000146",
     ),
     *("9876543210/9988776655", "12 345 678 90 12 345 678 91", "100 200 3000 400 500 6000", "415-555-0139/0140"),
+    *("order 415-555-0139 5", "12-415-555-0139 5", "2024 415-555-0139-12 5"),
     *("666-12-3456", "219-00-9999", "219099999"),
     # addresses of machines that identify nobody, versions, times
     *("192.168.0.1", "10.1.2.3", "172.16.0.9", "127.0.0.1", "1.2.3.4", "v4.16.61.2", "900.201.312.92", "1.22.33.44.5"),
@@ -234,6 +237,7 @@ def test_lookalikes_are_left(redactor: Redactor, text: str) -> None:
         ("de", "030 901820/0171 2345678, 030 901820 030 901821", "<PHONE>/<PHONE>, <PHONE> <PHONE>"),
         ("fr", "Tél 01 42 68 53 00 06 12 34 56 78 94000 Paris", "Tél <PHONE> <PHONE> 94000 Paris"),
         ("zh", "138 0000 9430 139 0000 9431", "<PHONE> <PHONE>"),
+        ("fr", "2024 06.12.34.56.78 75011", "2024 <PHONE> 75011"),
         ("de", "Tel.-Nr. 030 23125 395, Handy-Nr.: 0171 2345678", "Tel.-Nr. <PHONE>, Handy-Nr.: <PHONE>"),
         ("sv", "Telefon nr 070-123 45 67", "Telefon nr <PHONE>"),
         ("hi", "मोबाइल No. 98765 43210", "मोबाइल No. <PHONE>"),
