@@ -488,28 +488,30 @@ def _zstd(blocks: _Counted, start: int) -> Iterator[tuple[bytes, int]]:
         end = _zstd_end(blocks, start)
     except _DamageError as error:
         damage, end = error, error.position
+    stored = _Range(blocks, start, end)
     try:
-        reader = _zstd_reader(blocks, start, end) if blocks.peek(start, 4) == ZSTD else io.BytesIO()
+        reader = _zstd_reader(blocks, stored) if blocks.peek(start, 4) == ZSTD else io.BytesIO()
         while data := reader.read(DECODED_BYTES):
             yield data, end
     except (OSError, MemoryError, zstandard.ZstdError):
+        if stored.problem is not None:
+            raise stored.problem from None
         raise damage or _DamageError("bad_gzip", start) from None
     if damage:
         raise damage
     yield b"", end
 
 
-def _zstd_reader(blocks: _Counted, start: int, end: int) -> Any:
-    """Return a reader of a zstd frame.
+def _zstd_reader(blocks: _Counted, stored: "_Range") -> Any:
+    """Return a reader of the zstd frame `stored`.
 
     Source: RFC 8878, section 3.1.1.1.2 (window descriptor).
     """
-    stored = cast(Any, _Range(blocks, start, end))
-    flags, window = blocks.peek(start, 6).ljust(6, b"\0")[4:6]
+    flags, window = blocks.peek(stored.tell(), 6).ljust(6, b"\0")[4:6]
     size = 0 if flags >> 5 & 1 else (1 << 10 + (window >> 3)) // 8 * (8 + (window & 7))
     if size <= MAX_USUAL_WINDOW:
-        return ZstdReader(stored)
-    return zstandard.ZstdDecompressor(max_window_size=MAX_WINDOW).stream_reader(stored)
+        return ZstdReader(cast(Any, stored))
+    return zstandard.ZstdDecompressor(max_window_size=MAX_WINDOW).stream_reader(cast(Any, stored))
 
 
 def _zstd_end(blocks: _Counted, start: int) -> int:
@@ -548,11 +550,17 @@ class _Range:
         self._blocks = blocks
         self._position = start
         self._end = end
+        self.problem: OSError | None = None
+        """The error of the storage, which a decoder takes for damage."""
 
     def read(self, size: int = -1) -> bytes:
         """Return at most `size` bytes, empty at the end of the range."""
         left = self._end - self._position
-        data = bytes(self._blocks.at(self._position, min(left, size if size >= 0 else SLICE_BYTES)))
+        try:
+            data = bytes(self._blocks.at(self._position, min(left, size if size >= 0 else SLICE_BYTES)))
+        except OSError as error:
+            self.problem = error
+            raise
         self._position += len(data)
         return data
 

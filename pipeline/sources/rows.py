@@ -37,7 +37,7 @@ FREE_ROWS, ROWS_A_BYTE = 100_000, 10
 has takes at least a byte, also compressed. Only rows without a text, and copies of one, take less: a column of nulls or
 of one repeated value has 10^8 rows in 200 kB, each of which would cost time and an id in the tables of a run."""
 UNREADABLE = (pa.ArrowException, OSError, ValueError)
-"""Errors of pyarrow on damaged files."""
+"""Errors of pyarrow on damaged files. One of the storage is raised again when the stream is finished."""
 PARTIAL_DATE = re.compile(r"(\d{4})(?:-(\d\d))?")
 SECONDS = re.compile(r"\d{9,10}(?:\.\d+)?")
 """Seconds since 1970 in a table whose values are all texts, such as CSV, from 1973 to 2286."""

@@ -415,6 +415,7 @@ class HashedStream:
         self._hashed = begin
         self._position = int(inner.tell())
         self._size: int | None = None
+        self._problem: OSError | None = None
         self.closed = False
         self.on_read: Callable[[], None] | None = None
         """Called whenever bytes were read: a sign of progress."""
@@ -423,12 +424,25 @@ class HashedStream:
         """Return at most `size` bytes from the current position, or all bytes up to the end if `size` is negative."""
         if self._begin == self._hashed < self._position <= self._begin + CATCH_UP_BYTES:
             self._catch_up()
-        data: bytes = self._inner.read(size) if size is not None and size >= 0 else self._inner.read()
+        data = self._read(-1 if size is None else size)
         start, self._position = self._position, self._position + len(data)
         if data:
             self.see_progress()
         self._hash(data, start)
         return data
+
+    def _read(self, size: int) -> bytes:
+        try:
+            data: bytes = self._inner.read(size) if size >= 0 else self._inner.read()
+        except OSError as error:
+            self._problem = error
+            raise
+        return data
+
+    def check(self) -> None:
+        """Raise the error of the storage if a read had one: pyarrow and decoders take it for damage of the file."""
+        if self._problem is not None:
+            raise self._problem
 
     def _hash(self, data: bytes, start: int) -> None:
         end = start + len(data) if self._end is None else min(start + len(data), self._end)
@@ -442,7 +456,7 @@ class HashedStream:
         The reader begins with a record after the begin. Without these bytes, all others would be read twice.
         """
         self._inner.seek(self._begin)
-        self._hash(self._inner.read(self._position - self._begin), self._begin)
+        self._hash(self._read(self._position - self._begin), self._begin)
         self._inner.seek(self._position)
 
     def seek(self, offset: int, whence: int = 0, /) -> int:
@@ -492,7 +506,11 @@ class HashedStream:
         return self._digest.hexdigest(), self._hashed - self._begin
 
     def finish(self) -> tuple[str, int]:
-        """Read the bytes that have not been read. Return the SHA-256 (hex) and size [bytes] of the file or range."""
+        """Read the bytes that have not been read. Return the SHA-256 (hex) and size [bytes] of the file or range.
+
+        Raises OSError if any read of the file had an error of the storage.
+        """
+        self.check()
         self.seek(self._hashed)
         while (left := READ_BYTES if self._end is None else min(READ_BYTES, self._end - self._hashed)) > 0:
             if not self.read(left):

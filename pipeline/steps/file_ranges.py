@@ -109,6 +109,7 @@ def file_starts(task: StartsTask, retried: bool) -> TaskResult:
     ):
         current_meter().position = lambda: 0 if stream.closed else stream.tell()
         starts: list[RangeStart | None] = find_starts(split, stream, task.config, guard.read, retried)
+        stream.check()
     check_unchanged(split)
     stored_as = f"{part_key(split.ordinal)}.json"
     task.folder.write_atomic(stored_as, canonical_json({**_made_by(split), STARTS: starts, FRAMES: {}}))

@@ -6,11 +6,15 @@ import json
 import struct
 import zipfile
 from dataclasses import replace
+from pathlib import Path
+from random import Random
 from typing import Any
+from unittest.mock import patch
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import zstandard
 
 from pipeline.engine.failures import FAILURE
 from pipeline.engine.stage import Drop, Source, Split
@@ -26,7 +30,9 @@ from pipeline.sources.source import (
     reasons_of,
 )
 from pipeline.sources.splits import HashedStream, find_splits, open_stream
+from pipeline.steps.file_ranges import StartsTask, file_starts
 from schemas.errors import ConfigError
+from schemas.storage import Store
 from tests.support.archives import link, package, tar, tar_of, zipped
 from tests.support.tiny_archive import record
 
@@ -355,13 +361,71 @@ def test_an_error_of_a_reader_costs_the_rest_of_the_file_and_is_named(monkeypatc
     assert (failure.stage, failure.error, failure.place.partition(":")[0]) == ("source", "KeyError", "test_source.py")
 
 
-def test_errors_of_the_storage_are_raised() -> None:
-    class Broken(io.BytesIO):
-        def read(self, size: int = -1, /) -> bytes:
-            raise OSError("the disk is gone")
+class FailingFile(io.BytesIO):
+    """A file one read of which fails, although the next ones do not."""
 
-    with pytest.raises(OSError, match="the disk is gone"):
-        list(open_split(Split(0, "f", "f", 9, "", "web", "warc"), Broken(b"a" * 9), SourceConfig(paths=("x",))))
+    def __init__(self, content: bytes, fails_at: int):
+        super().__init__(content)
+        self.num_reads, self._fails_at = 0, fails_at
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        self.num_reads += 1
+        if self.num_reads == self._fails_at:
+            raise OSError("the disk is gone")
+        return super().read(size)
+
+
+def stored_rows(name: str) -> bytes:
+    """A file of 30 rows, which do not compress, in the format of its name."""
+    random = Random(1)
+    texts = [random.randbytes(60_000).hex() for _ in range(30)]
+    table, sink = pa.table({"text": texts}), io.BytesIO()
+    if name.endswith("parquet"):
+        pq.write_table(table, sink, row_group_size=5)
+    elif name.endswith("arrow"):
+        with pa.ipc.new_file(sink, table.schema) as writer:
+            writer.write_table(table, max_chunksize=5)
+    elif name.endswith("7z"):
+        rows = (f'<row Id="{n}" PostTypeId="1" Score="1" Title="t" Body="{text}" />' for n, text in enumerate(texts, 1))
+        with pytest.importorskip("py7zr").SevenZipFile(sink, "w") as archive:
+            archive.writestr("\n".join(["<posts>", *rows, "</posts>"]), "Posts.xml")
+    else:
+        lines = b"".join(json.dumps({"text": text}).encode() + b"\n" for text in texts)
+        sink.write(zstandard.ZstdCompressor().compress(lines))
+    return sink.getvalue()
+
+
+@pytest.mark.parametrize("name", ["a.parquet", "a.arrow", "a.jsonl.zst", "cooking.stackexchange.com.7z"])
+def test_errors_of_the_storage_are_raised(name: str) -> None:
+    """Decoders and pyarrow take them for damage, and the next read may work: the rows must not become a gap."""
+    content = stored_rows(name)
+    kind = {"parquet": "parquet", "arrow": "arrow", "zst": "jsonl", "7z": "stackexchange"}[name.rpartition(".")[2]]
+    split = Split(0, name, name, len(content), "", "web", kind)
+
+    def read(fails_at: int) -> tuple[int, FailingFile]:
+        file = FailingFile(content, fails_at)
+        stream = HashedStream(file)
+        kept = sum(drop is None for _, drop in open_split(split, stream, SourceConfig(paths=("x",))))
+        assert stream.finish()[1] == len(content)
+        return kept, file
+
+    kept, file = read(0)
+    assert kept == 30
+    for number in {1, 2, *range(3, file.num_reads, max(1, file.num_reads // 6)), file.num_reads}:
+        with pytest.raises(OSError, match="the disk is gone"):
+            read(number)
+
+
+def test_an_error_of_the_storage_ends_the_search_for_ranges(tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    path.write_bytes(stored_rows(path.name))
+    config = SourceConfig(paths=(str(path),), part_bytes=1 << 20)
+    (split,) = find_splits(config)
+    with (
+        patch("pipeline.steps.file_ranges.open_stream", lambda _: HashedStream(FailingFile(path.read_bytes(), 1))),
+        pytest.raises(OSError, match="the disk is gone"),
+    ):
+        file_starts(StartsTask(split, config, Store(str(tmp_path / "ranges"))), False)
 
 
 def test_record_types_of_any_text_are_one() -> None:
