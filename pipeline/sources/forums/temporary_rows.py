@@ -3,8 +3,10 @@
 import sqlite3
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from tempfile import TemporaryDirectory
+from tempfile import TemporaryDirectory, gettempdir
 from typing import Any
+
+from schemas.errors import ContractError
 
 CACHE_KIB = 64 << 10
 BATCH_ROWS, BATCH_BYTES = 1000, 4 << 20
@@ -37,9 +39,10 @@ def temporary_database() -> Iterator[sqlite3.Connection]:
     """Yield an empty SQLite database on the disk for temporary files.
 
     It uses CACHE_KIB of memory. Nothing is written for recovery. The file loses its name as soon as it is open, so that
-    a killed process leaves no rows.
+    a killed process leaves no rows. Raises ContractError if the disk has no space for them: otherwise the reader would
+    take the error for damage of the file.
     """
-    with ExitStack() as open_database:
+    with _explained(), ExitStack() as open_database:
         with TemporaryDirectory(prefix="penstock-") as folder:
             database = sqlite3.connect(f"{folder}/rows.sqlite", isolation_level=None, check_same_thread=False)
             open_database.callback(database.close)
@@ -52,3 +55,14 @@ def temporary_database() -> Iterator[sqlite3.Connection]:
                 database.execute(f"PRAGMA {setting}")
             database.execute("BEGIN IMMEDIATE")
         yield database
+
+
+@contextmanager
+def _explained() -> Iterator[None]:
+    try:
+        yield
+    except sqlite3.OperationalError as error:
+        raise ContractError(
+            f"{gettempdir()}: expected space for the rows that a reader groups, got an error: {error}. Free disk space "
+            "there, or set TMPDIR to a folder on another disk, then run the same command again."
+        ) from error

@@ -1,7 +1,16 @@
-"""Rows are inserted in batches that are limited by their number and by their size."""
+"""Rows are inserted in batches that are limited by their number and by their size; a full disk is explained."""
 
-from pipeline.sources.forums import temporary_rows
+import io
+
+import pytest
+
+from pipeline.engine.stage import Split
+from pipeline.sources.config import SourceConfig
+from pipeline.sources.forums import stackexchange, temporary_rows
 from pipeline.sources.forums.temporary_rows import BATCH_ROWS, RowBatch, temporary_database
+from pipeline.sources.source import open_split
+from pipeline.sources.splits import HashedStream
+from schemas.errors import ContractError
 
 
 def test_a_batch_is_limited_by_rows_and_by_bytes() -> None:
@@ -24,3 +33,19 @@ def test_a_batch_is_limited_by_rows_and_by_bytes() -> None:
         batch.add((0,), 1)
         batch.flush()
         assert stored() == BATCH_ROWS + 3
+
+
+def test_a_full_disk_is_no_damage_of_the_dump(monkeypatch: pytest.MonkeyPatch) -> None:
+    """SQLite's error is no OSError, and the reader of a dump must not make the whole dump a gap."""
+    own = stackexchange._collect
+
+    def collect_on_full_disk(database, *arguments) -> None:
+        database.execute("PRAGMA max_page_count = 4")
+        own(database, *arguments)
+
+    monkeypatch.setattr(stackexchange, "_collect", collect_on_full_disk)
+    rows = (f'<row Id="{n}" PostTypeId="{1 + n % 2}" ParentId="1" Score="1" Body="{"a" * 999}" />' for n in range(99))
+    dump = "\n".join(["<posts>", *rows, "</posts>"]).encode()
+    split = Split(0, "f", "cooking.stackexchange.com/Posts.xml", len(dump), "", "web", "stackexchange")
+    with pytest.raises(ContractError, match=r"space for the rows .* database or disk is full\. Free disk space"):
+        list(open_split(split, HashedStream(io.BytesIO(dump)), SourceConfig(paths=("x",))))
