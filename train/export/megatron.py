@@ -7,7 +7,9 @@ Source: Megatron-LM, megatron/core/datasets/indexed_dataset.py, version 1.
 
 import struct
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pyarrow.compute as pc
@@ -23,6 +25,8 @@ MAGIC, VERSION = b"MMIDIDX\x00\x00", 1
 EXPORT_TYPES = {"uint16": ("<u2", 8), "uint32": ("<i4", 4)}
 """The exported type of token ids and Megatron's code for it, by the type in our shards; Megatron has no uint32."""
 BLOCK = 1 << 20
+PUBLISHED_AT_ONCE = ("s3://", "gs://", "gcs://")
+"""Stores on which no file is seen before its stream is closed. To rename one, they copy it, up to a size."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +66,7 @@ def _export(dataset: Dataset, source: str, folder: Store) -> ExportedSource:
     folder.sync(f"{source}.bin")
     counts = [(len(lengths), int(lengths.sum())) for lengths in _lengths(dataset, stream)]
     number, num_tokens = sum(documents for documents, _ in counts), sum(tokens for _, tokens in counts)
-    with folder.open_output(f"{source}.idx") as sink:
+    with _whole_file(folder, f"{source}.idx") as sink:
         sink.write(MAGIC + struct.pack("<QBQQ", VERSION, code, number, number + 1))
         for lengths in _lengths(dataset, stream):
             sink.write(lengths.astype("<i4").tobytes())
@@ -72,8 +76,26 @@ def _export(dataset: Dataset, source: str, folder: Store) -> ExportedSource:
             begin += tokens
         for first in range(0, number + 1, BLOCK):
             sink.write(np.arange(first, min(first + BLOCK, number + 1), dtype="<i8").tobytes())
-    folder.sync(f"{source}.idx")
     return ExportedSource(source, source, number, num_tokens)
+
+
+@contextmanager
+def _whole_file(folder: Store, name: str) -> Iterator[Any]:
+    """Open a file that exists only after the block has ended without an error.
+
+    An index that is cut would make its source look complete. A stream to an object store is published when it is
+    closed, also by an error.
+    """
+    unfinished = name if folder.uri.startswith(PUBLISHED_AT_ONCE) else f"{name}.partial"
+    try:
+        with folder.open_output(unfinished) as stream:
+            yield stream
+    except BaseException:
+        folder.delete(unfinished)
+        raise
+    if unfinished != name:
+        folder.sync(unfinished)
+        folder.move(unfinished, name)
 
 
 def _documents(dataset: Dataset, shard: Shard) -> tuple[Ints, Ints]:

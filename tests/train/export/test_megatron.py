@@ -1,7 +1,9 @@
 """Tests of the export to Megatron: a reader of the published format finds every document."""
 
 import struct
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -11,11 +13,14 @@ from schemas.errors import ContractError
 from schemas.storage import Store
 from schemas.tokens import open_dataset
 from tests.support import tiny_dataset
+from tests.support.s3_server import server
 from tests.support.tiny_dataset import make_tiny_dataset, replace_token
 from tests.support.tiny_takedown import documents_of as indexed
 from tests.support.tiny_takedown import take_down
 from train.export import megatron
 from train.export.megatron import export_megatron
+
+__all__ = ["server"]  # a fixture
 
 DTYPES = {1: "u1", 2: "i1", 3: "<i2", 4: "<i4", 5: "<i8", 6: "<f8", 7: "<f4", 8: "<u2"}
 
@@ -88,3 +93,33 @@ def test_a_shard_whose_checksums_were_fitted_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ContractError, match=rf"web/train/.*: expected SHA-256 {expected}.*, got SHA-256 \w{{64}}"):
         export_megatron(run, Store(str(tmp_path / "out")))
     assert not (tmp_path / "out" / "web.idx").exists()
+
+
+@pytest.mark.parametrize("place", ["local", "s3"])
+def test_an_index_that_is_not_complete_does_not_exist(
+    server: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    """Megatron takes a source with both files for complete."""
+    out = Store(str(tmp_path / "out") if place == "local" else "s3://bucket/megatron")
+    lengths, calls = megatron._lengths, 0
+
+    def interrupted(*arguments: Any) -> Iterator[Any]:
+        nonlocal calls
+        calls += 1
+        for number, own in enumerate(lengths(*arguments)):
+            if calls == 2 and number == 1:  # the first call counts, and the second one writes
+                raise KeyboardInterrupt
+            yield own
+
+    monkeypatch.setattr(megatron, "_lengths", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        export_megatron(make_tiny_dataset(tmp_path / "run", shard_tokens=1024), out)
+    assert sorted(out.walk()) == ["books.bin"]
+
+
+def test_an_index_appears_when_it_is_complete(tmp_path: Path) -> None:
+    folder = Store(str(tmp_path))
+    with megatron._whole_file(folder, "a.idx") as sink:
+        sink.write(b"1")
+        assert not folder.exists("a.idx")  # as after a kill
+    assert [*folder.walk()] == ["a.idx"]
