@@ -150,14 +150,14 @@ def write_checkpoint(
         )
         files, problem = _gather_files(work, checkpoint.name, writer.digests.files, ranks)
         if problem:
-            problem += _remove_incomplete(run, checkpoint, ranks)
+            problem += _remove_incomplete(work, checkpoint, ranks)
             ranks.refuse(_save_error(folder, problem, f"Check {run.uri} and the disk"))
         return ranks.on_first(lambda: _commit(work, checkpoint.model_copy(update={"files": files})))
     except CheckpointException as failed:
         reasons = "; ".join(sorted({str(failure[0]) for failure in failed.failures.values()}))
-        ranks.refuse(_save_error(folder, reasons + _remove_incomplete(run, checkpoint, ranks)))
+        ranks.refuse(_save_error(folder, reasons + _remove_incomplete(work, checkpoint, ranks)))
     except OSError as error:
-        raise _save_error(folder, str(error) + _remove_incomplete(run, checkpoint, ranks)) from error
+        raise _save_error(folder, str(error) + _remove_incomplete(work, checkpoint, ranks)) from error
 
 
 def _gather_files(
@@ -190,11 +190,13 @@ def _commit(work: WorkFolder, checkpoint: CheckpointMetadata) -> CheckpointMetad
     return checkpoint
 
 
-def _remove_incomplete(run: Store, checkpoint: CheckpointMetadata, ranks: Ranks) -> str:
-    """Remove an incomplete checkpoint on rank 0; return a note for the error message if the removal fails."""
+def _remove_incomplete(work: WorkFolder, checkpoint: CheckpointMetadata, ranks: Ranks) -> str:
+    """Remove an incomplete checkpoint, and what a machine has of it; return a note for the error if that fails."""
     try:
+        if ranks.leads_node:
+            work.discard(checkpoint.name)
         if ranks.rank == 0:
-            remove_checkpoint(run, checkpoint.step)
+            remove_checkpoint(work.run, checkpoint.step)
     except (OSError, PenstockError) as error:
         return f" (and a half-written folder, which cannot be removed: {error})"
     return ""

@@ -77,6 +77,11 @@ class WorkFolder:
             upload(place / name, self.run, f"{folder}/{name}", file.sha256)
             (place / name).unlink()
 
+    def discard(self, folder: str) -> None:
+        """Remove what is left in the local folder of a checkpoint that could not be saved."""
+        if self.is_apart:
+            shutil.rmtree(self.local.path(folder), ignore_errors=True)
+
 
 def work_folder(run: Store, config: TrainConfig) -> WorkFolder:
     """Return the work folder of a run. Raises ConfigError if the run is on an object store and has no cache folder.

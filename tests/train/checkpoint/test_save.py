@@ -1,5 +1,6 @@
 """Saving checkpoints in one process: what is written when, and failures of disk and memory, and kills."""
 
+import errno
 import gc
 import os
 import random
@@ -9,7 +10,9 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
@@ -26,6 +29,8 @@ from train.checkpoint.save import HostCopies, Saved, SaveFailed, SaveOutcome, Sa
 from train.checkpoint.state import State, read_state, verify_files
 from train.config.train import CheckpointConfig
 from train.parallel.ranks import Ranks
+from train.remote import work
+from train.remote.work import WorkFolder
 
 MODES = ("sync", "async")
 
@@ -231,6 +236,28 @@ def test_an_incomplete_folder_that_cannot_be_removed_is_reported(
     assert isinstance(failed, SaveFailed)
     assert "Input/output error (and a half-written folder, which cannot be removed: [Errno 13] Perm" in failed.reason
     assert remove_incomplete(Store(str(tmp_path))) == ["step-000001"]
+
+
+@pytest.mark.parametrize("fails", ["upload", "disk"])
+def test_a_checkpoint_that_is_not_saved_leaves_nothing_in_the_local_folder(
+    tmp_path: Path, ranks: Ranks, monkeypatch: pytest.MonkeyPatch, fails: str
+) -> None:
+    """With each failure, the disk of a run on an object store would lose the size of a checkpoint."""
+    run, local = Store(str(tmp_path / "run")), Store(str(tmp_path / "local"))
+    monkeypatch.setattr(WorkFolder, "is_apart", True)
+    leader = replace(ranks, leads_node=True)
+    saver = Saver(run, CheckpointConfig(mode="sync", keep=2), leader, WorkFolder(run, local))
+    with monkeypatch.context() as broken:
+        if fails == "upload":
+            broken.setattr(work, "upload", mock.Mock(side_effect=ContractError("the store is gone")))
+        else:
+            broken.setattr(writing.os, "fsync", mock.Mock(side_effect=OSError(errno.ENOSPC, "No space left on device")))
+        (outcome,) = saver.save(note(1), tensors())
+    assert isinstance(outcome, SaveFailed)
+    assert [path for path in Path(local.root).rglob("*") if path.is_file()] == []
+    (outcome,) = saver.save(note(2), tensors())
+    assert isinstance(outcome, Saved)
+    assert steps_standing(run) == [2]
 
 
 def test_any_other_error_in_the_background_is_an_outcome_too(saver: Saver, monkeypatch: pytest.MonkeyPatch) -> None:
