@@ -51,8 +51,7 @@ class ShardCache:
         """`num_bytes`: maximum size of all files in the folder; None = FREE_SHARE of the free disk space."""
         self.root, self._origin = folder / FILES, dataset.folder
         self.folder = self.root / folder_name(dataset)
-        for own in (self.root, self.folder):
-            make_private(own)
+        self._make_folders()
         self.num_bytes = num_bytes or int(FREE_SHARE * (shutil.disk_usage(self.root).free + self._used()))
         self.next_use: Callable[[str], float] = lambda sha256: math.inf
         """Returns the next step that reads the file with this SHA-256; infinity = none."""
@@ -88,6 +87,10 @@ class ShardCache:
             with suppress(OSError):  # not empty: another process reads a file
                 folder.rmdir()
 
+    def _make_folders(self) -> None:
+        for own in (self.root, self.folder):
+            make_private(own)
+
     def _place(self, path: CheckedPath) -> Path:
         return self.folder / path.sha256
 
@@ -114,6 +117,7 @@ class ShardCache:
 
     def _fetch(self, path: CheckedPath, first_use: float | None) -> bool:
         """Download a file, or wait until another process has; return False if `first_use` must wait for room."""
+        self._make_folders()  # someone may have deleted the cache
         place = self._place(path)
         partial = place.with_name(place.name + PARTIAL)
         file = os.open(partial, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)

@@ -2,6 +2,8 @@
 
 import errno
 import math
+import shutil
+import stat
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -141,6 +143,18 @@ def test_one_downloads_and_the_others_wait(dataset, tmp_path, downloads):
     assert len(downloads) == 1
     ShardCache(tmp_path, dataset, 1 << 20).open(path)  # as in a second run
     assert len(downloads) == 1
+
+
+def test_a_cache_that_was_deleted_is_made_again(dataset, tmp_path):
+    one, two = shards_of(dataset)[:2]
+    cache = ShardCache(tmp_path / "cache", dataset, 1 << 20)
+    held = cache.open(one)
+    shutil.rmtree(tmp_path / "cache")
+    assert cache.open(two).read() == dataset.folder.read_bytes(str(two))
+    assert cache.fetch(one, first_use=5) is True
+    assert held.read() == cache.open(one).read()
+    assert files_in(tmp_path / "cache") == {one.sha256, two.sha256}
+    assert stat.S_IMODE((tmp_path / "cache" / FILES).stat().st_mode) == 0o700
 
 
 def test_what_a_killed_download_leaves_is_replaced_or_removed(dataset, tmp_path):
