@@ -17,7 +17,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 
-from schemas.errors import ContractError
+from schemas.errors import UNWRITABLE, ContractError
 from schemas.leases import hold_lease, hold_reader
 from schemas.lock_files import TABLES_LOCK, TRAIN_LOCK, describe_holders
 from schemas.logs import LOGGER
@@ -107,7 +107,12 @@ def _take(locks: ExitStack, run: Store, name: str, what: str, *, shared: bool = 
         os.ftruncate(file, 0)  # removes the lines of killed processes
     since = datetime.now(UTC).isoformat(timespec="seconds")
     own = {"what": what, "pid": os.getpid(), "host": socket.gethostname(), "since": since}
-    os.write(file, json.dumps(own).encode() + b"\n")
+    try:
+        os.write(file, json.dumps(own).encode() + b"\n")
+    except OSError as error:
+        if error.errno not in UNWRITABLE:
+            raise
+        # The lock is held all the same, so that `penstock gc` can free a full disk.
 
 
 def _locked(path: Path, shared: bool) -> int:

@@ -1,5 +1,6 @@
 """Tests of locks on run folders, with real processes: exclusion, messages, and release when a process is killed."""
 
+import errno
 import fcntl
 import json
 import os
@@ -224,6 +225,16 @@ def test_without_lock_support_nothing_is_locked(run: Path, tmp_path: Path) -> No
         assert refused("writing_tables", run) == ""
     assert refused("training", tmp_path / "nothing") == ""
     assert not (tmp_path / "nothing").exists()
+
+
+def test_a_lock_is_held_on_a_full_disk(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only the line about its holder is missing: `penstock gc` could not free the disk otherwise."""
+    full = OSError(errno.ENOSPC, "No space left on device")
+    with mock.patch("os.write", side_effect=full), lock_tables(Store(str(run)), "penstock gc"):
+        monkeypatch.undo()
+        with pytest.raises(ContractError, match="got one held by a process that has not written its id"):
+            lock_tables(Store(str(run)), "penstock run").__enter__()
+    assert not (run / TABLES_LOCK).exists()
 
 
 def test_no_takedown_during_training_or_writing(run: Path, proxy: Path, holders: Holders) -> None:
