@@ -336,6 +336,25 @@ def test_a_renewal_whose_answer_is_lost_is_made_again(run: Store) -> None:
     assert not lease_of(run)
 
 
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_lease_that_cannot_be_released_hides_no_error(
+    run: Store, capsys: pytest.CaptureFixture[str], shared: bool
+) -> None:
+    """The command has ended, well or with an error of its own, and the lease ends by itself."""
+    take = leases.hold_reader if shared else leases.hold_lease
+    gone = ContractError("no answer")
+    for error in (None, ConfigError("a wrong setting")):
+        raised = None
+        try:
+            with mock.patch.object(S3Requests, "delete", side_effect=gone), take(run, f"{error}.lock", "penstock this"):
+                if error is not None:
+                    raise error
+        except (ConfigError, ContractError) as own:
+            raised = own
+        assert raised is error
+        assert "the lock is not released, and ends by itself after" in capsys.readouterr().err
+
+
 def test_a_store_that_is_gone_gives_one_sentence(run: Store) -> None:
     message = r"tables\.lock: expected an object store that answers, got Could not connect"
     with socket.socket() as silent:
