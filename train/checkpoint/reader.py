@@ -34,6 +34,9 @@ from train.checkpoint.folder import METADATA_NAME, StateFile
 
 DCP_PLAN = ".metadata"
 """The file in which DCP stores where each tensor lies."""
+NOT_READ = "it cannot be read:"
+"""Beginning of the cause if the storage has given an error, which does not show that a file is damaged."""
+CHECK_STORAGE = "Check the storage, then run the same command again."
 STOP = ord(".")
 """The opcode that ends a pickle."""
 RANGE_BYTES = 8 << 20
@@ -361,8 +364,10 @@ def read_plan_file(folder: Store, files: Mapping[str, StateFile]) -> bytes:
         if DCP_PLAN not in files or folder.fs.get_file_info(folder.path(DCP_PLAN)).size != files[DCP_PLAN].size:
             raise ValueError(f"a file whose size {METADATA_NAME} does not have")
         data = folder.read_bytes(DCP_PLAN)
-    except (OSError, ValueError) as error:
+    except (FileNotFoundError, ValueError) as error:
         raise _no_plan(folder, error) from error
+    except OSError as error:
+        raise _not_read(folder.root if folder.is_local else folder.uri, DCP_PLAN, error) from error
     expected, digest = files[DCP_PLAN].sha256, hashlib.sha256(data).hexdigest()
     if digest != expected:
         raise ContractError(
@@ -377,6 +382,10 @@ def _no_plan(folder: Store, error: Exception) -> ContractError:
         f"{folder.root if folder.is_local else folder.uri}/{DCP_PLAN}: expected the plan of a checkpoint of tensors, "
         f"got {error}. Use a checkpoint that `penstock train` wrote, or remove its folder."
     )
+
+
+def _not_read(folder: str, files: str, error: OSError) -> ContractError:
+    return ContractError(f"{folder}: expected files that can be read, got {files}: {NOT_READ} {error}. {CHECK_STORAGE}")
 
 
 class _RemoteFiles(FileSystem):
@@ -420,6 +429,8 @@ class CheckpointReader(FileSystemReader):
         # but `parse_plan` refuses metadata that names any.
         try:
             return super().read_data(plan, planner)
+        except OSError as error:
+            raise _not_read(str(self.path), self._files_of(plan), error) from error
         except Exception as error:
             raise ContractError(
                 f"{self.path}: expected files of tensors, got an error: {type(error).__name__} while reading "

@@ -36,7 +36,7 @@ from train.checkpoint.folder import (
     setting_of,
     shape_of,
 )
-from train.checkpoint.reader import CheckpointReader, read_plan_file
+from train.checkpoint.reader import CHECK_STORAGE, NOT_READ, CheckpointReader, read_plan_file
 from train.model.freeze import frozen_names
 from train.model.own import build_any
 from train.model.shape import ModelShape, OwnShape, check_sizes, parameter_sizes
@@ -125,7 +125,8 @@ def stored_shapes(run: Store, checkpoint: CheckpointMetadata) -> dict[str, torch
 def verify_files(folder: Store, files: Mapping[str, StateFile], ranks: Ranks | None = None) -> None:
     """Compare the sizes and digests of a checkpoint's files with its metadata. Each rank reads a share of the files.
 
-    Raises ContractError that names every file that differs, with the expected and the actual value.
+    Raises ContractError that names every file that differs, with the expected and the actual value, or that the storage
+    does not give.
     """
     names = sorted(files, key=lambda name: (-files[name].size, name))
     mine = names[ranks.rank :: ranks.world_size] if ranks else names
@@ -138,9 +139,10 @@ def verify_files(folder: Store, files: Mapping[str, StateFile], ranks: Ranks | N
         wrong = [difference for part in everywhere for difference in part]
     if not wrong:
         return
+    fix = "Restore these files from a backup, or remove the folder to resume from the previous checkpoint."
+    fix = CHECK_STORAGE if any(NOT_READ in text for text in wrong) else fix
     error = ContractError(
-        f"{_shown(folder)}: expected files as they were written, got\n  " + "\n  ".join(sorted(wrong)) + "\n"
-        "Restore these files from a backup, or remove the folder to resume from the previous checkpoint."
+        f"{_shown(folder)}: expected files as they were written, got\n  " + "\n  ".join(sorted(wrong)) + f"\n{fix}"
     )
     if ranks is None:
         raise error
@@ -155,8 +157,10 @@ def _difference(folder: Store, name: str, expected: StateFile) -> str | None:
         if (size := _size(folder, name)) != expected.size:
             return f"{name}: expected {expected.size} bytes, got {size}"
         digest = folder.sha256(name)
-    except OSError as error:
+    except FileNotFoundError as error:
         return f"{name}: expected {expected.size} bytes, got {error.strerror or error}"
+    except OSError as error:
+        return f"{name}: {NOT_READ} {error}"
     return f"{name}: expected SHA-256 {expected.sha256}, got {digest}" if digest != expected.sha256 else None
 
 

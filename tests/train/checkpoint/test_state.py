@@ -1,5 +1,6 @@
 """Checkpoint state in one process: bitwise round trips, complete and absent checkpoints, and every error."""
 
+import errno
 import json
 import math
 import os
@@ -8,11 +9,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import fields
 from datetime import timedelta
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.checkpoint import FileSystemReader
 
 from schemas.errors import ConfigError, ContractError
 from schemas.storage import Store
@@ -379,6 +382,42 @@ def test_a_cut_and_a_lost_file_are_refused_together(tmp_path: Path, ranks: Ranks
         f"  .metadata: expected {written.files['.metadata'].size} bytes, got No such file or directory",
         f"  __0_0.distcp: expected {size} bytes, got {size - 1}",
     ]
+
+
+@pytest.mark.parametrize(("which", "after"), [("__0_0.distcp", 0), (".metadata", 0), (".metadata", 1)])
+def test_an_error_of_the_storage_is_no_damage(
+    tmp_path: Path, ranks: Ranks, monkeypatch: pytest.MonkeyPatch, which: str, after: int
+) -> None:
+    """Who follows the advice for a damaged checkpoint removes it."""
+    run = Store(str(tmp_path))
+    written = write_checkpoint(run, note(1), tensors(), ranks)
+    left, opened = after, Store._check_regular
+
+    def check(self: Store, name: str, *arguments: int | None) -> None:
+        nonlocal left
+        if name == which:
+            left -= 1
+            if left < 0:
+                raise OSError(errno.EIO, "Input/output error")
+        opened(self, name, *arguments)
+
+    monkeypatch.setattr(Store, "_check_regular", check)
+    with pytest.raises(ContractError) as caught:
+        read_state(run, written, tensors())
+    message = str(caught.value)
+    assert f"{which}: it cannot be read: [Errno 5] Input/output error" in message
+    assert message.endswith("Check the storage, then run the same command again.")
+    assert "emove" not in message
+
+
+def test_an_error_while_tensors_are_read_is_no_damage(
+    tmp_path: Path, ranks: Ranks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = Store(str(tmp_path))
+    written = write_checkpoint(run, note(1), tensors(), ranks)
+    monkeypatch.setattr(FileSystemReader, "read_data", mock.Mock(side_effect=OSError(errno.EIO, "Input/output error")))
+    with pytest.raises(ContractError, match=r"__0_0.distcp: it cannot be read: .*error\. Check the storage, then run"):
+        read_state(run, written, tensors())
 
 
 def test_a_checkpoint_may_be_copied_elsewhere(tmp_path: Path, ranks: Ranks) -> None:
