@@ -6,7 +6,7 @@ import signal
 import sys
 from collections.abc import Callable
 
-from schemas.errors import RESUMES, PenstockError, describe_storage_error
+from schemas.errors import RESUMES, PenstockError
 from schemas.logs import (
     LOGGER,
     PREFIX,
@@ -17,7 +17,7 @@ from schemas.logs import (
     printable_output,
     uri_of,
 )
-from schemas.storage import describe_remote_error
+from schemas.storage import describe_error_of_storage
 
 
 @printable_output()
@@ -40,9 +40,7 @@ def exit_code_of(call: Callable[[], int | None], arguments: argparse.Namespace |
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 128 + signal.SIGPIPE
     except Exception as error:
-        problem = describe_remote_error(error) or (
-            describe_storage_error(error) if isinstance(error, OSError) else None
-        )
+        problem = describe_error_of_storage(error)
         if problem is None:
             if not logs_json():
                 raise

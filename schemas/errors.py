@@ -12,7 +12,12 @@ from pydantic import ValidationError
 
 UNWRITABLE = {errno.ENOSPC: "the disk is full", errno.EDQUOT: "the quota is used up", errno.EROFS: "it is read-only"}
 """Error codes of storage that cannot be written to, with their descriptions."""
-
+REFUSED = {
+    errno.EACCES: "permission is denied",
+    errno.EPERM: "the operation is not permitted",
+    errno.EFBIG: "the file is larger than this filesystem or process allows",
+}
+"""Error codes of storage that this process may not use so, with their descriptions."""
 
 RESUMES = "interrupted; the same command resumes where it stopped"
 """Message of an interrupted command that resumes."""
@@ -59,9 +64,12 @@ def describe_problems(error: Exception) -> str:
 
 
 def describe_storage_error(error: OSError) -> str | None:
-    """Return the message for an error of full or read-only storage; None for any other error."""
-    if error.errno not in UNWRITABLE:
-        return None
+    """Return the message for an error of storage that is full, read-only or of others; None for any other error."""
     where = error.filename or "the run folder"
-    reason = UNWRITABLE[error.errno]
-    return f"{where}: expected writable storage, got an error: {reason}. Resolve it and run the same command again."
+    if error.errno in UNWRITABLE:
+        reason = UNWRITABLE[error.errno]
+        return f"{where}: expected writable storage, got an error: {reason}. Resolve it and run the same command again."
+    if error.errno in REFUSED:
+        reason = REFUSED[error.errno]
+        return f"{where}: expected storage that this user may use, got an error: {reason}. Name another place."
+    return None

@@ -22,7 +22,7 @@ from urllib.parse import quote
 import pyarrow as pa
 import pyarrow.fs as pafs
 
-from schemas.errors import ConfigError, ContractError
+from schemas.errors import ConfigError, ContractError, describe_storage_error
 from schemas.secrets import HOW_TO_PASS, secret_in, shown_uri, without_secrets
 
 READ_BYTES = 1 << 20
@@ -550,6 +550,12 @@ def describe_remote_error(error: BaseException) -> str | None:
             "then run the same command again."
         )
     return None
+
+
+def describe_error_of_storage(error: BaseException) -> str | None:
+    """Return the message for an error of a disk or of an object store that the user can fix; None for any other."""
+    own = describe_storage_error(error) if isinstance(error, OSError) else None
+    return describe_remote_error(error) or own
 
 
 def _first_line(error: Exception) -> str:

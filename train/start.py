@@ -2,7 +2,7 @@
 
 Importing torch takes seconds, in which Ctrl-C would print a traceback. Here the program prints one sentence. After
 `--quiet`, it ends at once without one: the process that started it, such as torchrun for a rank, prints the sentence.
-After `--log-format=json`, the module logs JSON lines.
+After `--log-format=json`, the module logs JSON lines. An error of a disk or of an object store is explained.
 """
 
 import runpy
@@ -11,7 +11,8 @@ import sys
 from itertools import takewhile
 
 from schemas.errors import RESUMES
-from schemas.logs import JSON, JSON_WORDS, LOGGER, TEXT, printable_output, set_log
+from schemas.logs import JSON, JSON_WORDS, LOGGER, TEXT, print_error, printable_output, set_log
+from schemas.storage import describe_error_of_storage
 
 QUIET = "--quiet"
 
@@ -30,6 +31,12 @@ def main() -> int:
     except KeyboardInterrupt:
         LOGGER.warning(f"penstock: {RESUMES}")
         return 128 + signal.SIGINT
+    except Exception as error:
+        problem = describe_error_of_storage(error)
+        if problem is None:
+            raise
+        print_error(problem)
+        return 2
     return 0
 
 

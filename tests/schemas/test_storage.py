@@ -1,5 +1,6 @@
 """Storage: atomic small writes, digests, and errors with values."""
 
+import errno
 import hashlib
 import os
 import pickle
@@ -89,6 +90,25 @@ def test_an_error_of_azure_is_one_sentence(capsys: pytest.CaptureFixture[str], e
     assert line.startswith("penstock: abfs://: expected an object store that answers, ")
     assert got in line
     assert "SEKRET" not in line
+
+
+@pytest.mark.parametrize(
+    ("code", "got"),
+    [
+        (errno.ENOSPC, "expected writable storage, got an error: the disk is full. Resolve it and run the same"),
+        (errno.EACCES, "expected storage that this user may use, got an error: permission is denied. Name another"),
+        (errno.EFBIG, "got an error: the file is larger than this filesystem or process allows."),
+    ],
+)
+def test_an_error_of_a_disk_is_one_sentence(capsys: pytest.CaptureFixture[str], code: int, got: str) -> None:
+    def fail() -> None:
+        raise OSError(code, os.strerror(code), "/run/report.html")
+
+    assert exit_code_of(fail) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("penstock: /run/report.html: expected ")
+    assert got in error
+    assert error.count("\n") == 1
 
 
 def test_links_to_folders_are_followed_once(tmp_path: Path) -> None:

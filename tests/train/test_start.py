@@ -1,4 +1,4 @@
-"""Ctrl-C in a program that `train.start` runs: one sentence, or none where the process that started it prints one."""
+"""Ctrl-C and errors of storage in a program of `train.start`: one sentence, or none where another process prints it."""
 
 import os
 import signal
@@ -45,3 +45,25 @@ def test_an_interrupt_prints_no_traceback(tmp_path: Path, options: list[str], co
     finally:
         process.kill()
     assert (process.returncode, out) == (code, errors)
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "end"),
+    [
+        ('OSError(13, "Permission denied", "/a/run.json")', 2, "an error: permission is denied. Name another place.\n"),
+        (
+            'OSError("AWS Error SLOW_DOWN during GetObject")',
+            2,
+            "Check bucket, endpoint and credentials, then run the same command again.\n",
+        ),
+        ('ValueError("a bug")', 1, "ValueError: a bug\n"),
+    ],
+)
+def test_an_error_of_the_storage_is_one_sentence(tmp_path: Path, error: str, code: int, end: str) -> None:
+    (tmp_path / "fails.py").write_text(f"raise {error}")
+    search = os.pathsep.join([str(tmp_path), str(Path(__file__).parents[2])])
+    command = [sys.executable, "-m", "train.start", "--quiet", "fails"]
+    done = subprocess.run(command, env=os.environ | {"PYTHONPATH": search}, capture_output=True, text=True, check=False)
+    assert done.returncode == code
+    assert done.stderr.endswith(end)
+    assert (done.stderr.count("\n") == 1) == (code == 2)

@@ -28,7 +28,7 @@ from schemas.logs import (
     uri_of,
 )
 from schemas.overrides import add_override_options
-from schemas.storage import Store
+from schemas.storage import Store, describe_error_of_storage
 from train.parallel.ranks import FirstRankFailed, Ranks, is_restarted, open_ranks, torchrun_placement
 from train.pretrain.loop import train
 
@@ -90,6 +90,13 @@ def main(argv: Sequence[str] | None = None) -> int:
             lost = LOST_CONNECTION.findall(str(error))[0]
             LOGGER.warning(f"penstock: rank {ranks.rank} lost its connection to another rank ({lost})")
             return 1
+        except Exception as error:
+            problem = describe_error_of_storage(error)
+            if problem is None:
+                raise
+            print_error(problem)
+            ErrorHandler().record_exception(error)
+            return 2
         except KeyboardInterrupt:
             code = 128 + signal.SIGINT
     if code == 128 + signal.SIGINT and torchrun_placement() is None:  # else `train.launch` prints it once

@@ -4,6 +4,7 @@ Tests of the command itself start it as a cluster does; everything else runs on 
 """
 
 import contextlib
+import errno
 import json
 import math
 import os
@@ -569,3 +570,15 @@ def test_the_command_ends_with_code_2_if_its_last_save_fails(tmp_path: Path, cap
     assert message.splitlines()[-1].startswith(f"penstock: {run}/train/checkpoints/step-000003: expected a checkpoint")
     assert len(metrics(run)) == 3
     assert read_plan(Store(str(run))).steps == 3
+
+
+def test_a_rank_explains_an_error_of_the_storage(tmp_path: Path, capsys: Any) -> None:
+    """A rank that torchrun starts has no other command around it."""
+    run = make_run(tmp_path / "run")
+    full = OSError(errno.ENOSPC, "No space left on device")
+    with mock.patch("train.pretrain.__main__.train", side_effect=full):
+        assert main(["--run", str(run)]) == 2
+    assert capsys.readouterr().err == (
+        "penstock: the run folder: expected writable storage, got an error: the disk is full. Resolve it and run the "
+        "same command again.\n"
+    )
