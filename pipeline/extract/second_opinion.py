@@ -10,12 +10,15 @@ import atexit
 import os
 import resource
 import select
+import signal
 import struct
 import subprocess
 import sys
 import time
 from contextlib import suppress
 from typing import IO, Any, NamedTuple
+
+from pipeline.engine.isolation import MAX_SIGNALS, PAUSE_SECONDS
 
 MAX_PAGE_CHARS = 1_000_000
 """Maximum length of a page that gets a second opinion [code points]."""
@@ -26,6 +29,9 @@ MAX_CPU_SECONDS = 3
 """CPU time that a page may take at least before its process is ended [s]; the operating system counts whole seconds."""
 MAX_SECONDS = 60.0
 """Maximum wall-clock time for a page [s], for a process that waits without using CPU time."""
+
+EXIT_SECONDS = 1.0
+"""Maximum time in which a process ends after it has closed its pipes [s]."""
 
 _HEADER = struct.Struct("<?qd")
 """Whether a message is the name of an error, its size [bytes], and CPU time of the process since its start [s]."""
@@ -106,19 +112,36 @@ class SecondOpinion:
         """Return the main text of a decoded page with this URL. Raises SecondOpinionError if there is no answer."""
         if len(page) > MAX_PAGE_CHARS or page.count("<") - page.count("</") > MAX_PAGE_TAGS:
             raise SecondOpinionError("too_large")
-        process = self._running()
-        try:
-            _send(process.stdin, f"{' '.join((url or '').split())}\n{page}".encode("utf-8", "replace"))
-            is_error, answer, cpu = _receive(process.stdout, time.monotonic() + MAX_SECONDS)
-        except (OSError, EOFError) as error:
-            raise SecondOpinionError("stopped", self.close()) from error
-        except BaseException:  # Such as a timeout of the caller: the next page would get the answer on this one.
-            self.close()
-            raise
-        spent, self._counted = cpu - self._counted, cpu
+        message = f"{' '.join((url or '').split())}\n{page}".encode("utf-8", "replace")
+        is_error, answer, spent = self._answer(message)
         if is_error:
             raise SecondOpinionError("failed", spent, answer)
         return Opinion(answer, spent)
+
+    def _answer(self, message: bytes) -> tuple[bool, str, float]:
+        """Return whether the answer to a message is the name of an error, the answer, and its CPU time [s].
+
+        A process that something else ends, such as the system when memory is short, is no fault of the page.
+        """
+        vain = 0.0
+        for number in range(MAX_SIGNALS):
+            process = self._running()
+            try:
+                _send(process.stdin, message)
+                is_error, answer, cpu = _receive(process.stdout, time.monotonic() + MAX_SECONDS)
+            except (OSError, EOFError) as error:
+                code, spent = self._end(EXIT_SECONDS)
+                vain += spent
+                if code not in (-signal.SIGKILL, -signal.SIGTERM) or number == MAX_SIGNALS - 1:
+                    raise SecondOpinionError("stopped", vain) from error
+                time.sleep(PAUSE_SECONDS * 2**number)
+            except BaseException:  # Such as a timeout of the caller: the next page would get the answer on this one.
+                self.close()
+                raise
+            else:
+                break
+        spent, self._counted = vain + cpu - self._counted, cpu
+        return is_error, answer, spent
 
     def _running(self) -> "subprocess.Popen[bytes]":
         # A forked worker has the parent's pipes, which it must not use.
@@ -133,17 +156,26 @@ class SecondOpinion:
 
     def close(self) -> float:
         """End the process, and return its CPU time that no answer has counted [s]."""
+        return self._end(0.0)[1]
+
+    def _end(self, patience: float) -> tuple[int | None, float]:
+        """End the process, after a time in which it may end by itself [s].
+
+        Return its exit code, None if it did not, and its CPU time that no answer has counted [s].
+        """
         process, self._process = self._process, None
         if process is None or self._owner != os.getpid():
-            return 0.0
-        before = _cpu_seconds(resource.RUSAGE_CHILDREN)
+            return None, 0.0
+        before, code = _cpu_seconds(resource.RUSAGE_CHILDREN), None
+        with suppress(subprocess.TimeoutExpired):
+            code = process.wait(patience)
         process.kill()
         process.wait()
         for pipe in (process.stdin, process.stdout):
             if pipe is not None:
                 with suppress(OSError):
                     pipe.close()
-        return max(0.0, _cpu_seconds(resource.RUSAGE_CHILDREN) - before - self._counted)
+        return code, max(0.0, _cpu_seconds(resource.RUSAGE_CHILDREN) - before - self._counted)
 
 
 def _cpu_seconds(whose: int) -> float:

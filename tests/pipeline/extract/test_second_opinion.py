@@ -1,6 +1,10 @@
 """The second opinion: the answer of trafilatura from a process of its own, and its limits, which really end it."""
 
+import os
+import signal
 import subprocess
+import threading
+from typing import Any
 
 import pytest
 
@@ -111,6 +115,40 @@ def test_after_an_interruption_a_page_gets_its_own_answer(
         with pytest.raises(error):
             opinion("two")
     assert opinion("three").text == "THREE"
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_a_page_is_not_to_blame_for_a_process_that_the_system_ends(
+    opinion: SecondOpinion, odd_library: None, number: signal.Signals
+) -> None:
+    """As when memory is short: the text of a page must not depend on it."""
+    assert opinion("a page").text == "A PAGE"
+    process = opinion._process
+    assert process is not None
+    os.kill(process.pid, signal.SIGSTOP)
+    for each in (number, signal.SIGCONT):
+        threading.Timer(0.2, os.kill, (process.pid, each)).start()
+    assert opinion("the next").text == "THE NEXT"
+    assert process.returncode == -number
+    assert opinion._process is not process
+
+
+def test_a_page_whose_process_is_always_ended_has_no_opinion(
+    opinion: SecondOpinion, odd_library: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started, run = [], SecondOpinion._running
+
+    def running(self: SecondOpinion) -> Any:
+        process = run(self)
+        process.kill()
+        started.append(process)
+        return process
+
+    monkeypatch.setattr(SecondOpinion, "_running", running)
+    monkeypatch.setattr(second_opinion, "PAUSE_SECONDS", 0.01)
+    with pytest.raises(SecondOpinionError, match="stopped"):
+        opinion("a page")
+    assert len(started) == second_opinion.MAX_SIGNALS
 
 
 def test_a_page_beyond_the_limits_is_not_sent(opinion: SecondOpinion) -> None:
