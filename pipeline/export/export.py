@@ -1,7 +1,7 @@
 """`penstock export` of clean text and of tables: checks, the tasks of all shards, and the manifest `export.json`.
 
 The manifest is written last, so a folder with it is a complete export. An interrupted export of the same documents
-resumes: complete shards are not written again.
+resumes: complete shards are not written again. If only its receipt is missing, nothing but that is written.
 """
 
 from collections import Counter
@@ -31,7 +31,8 @@ from pipeline.export.shards import (
     write_shard,
     written_files,
 )
-from schemas.errors import ConfigError, ContractError
+from schemas.errors import ConfigError, ContractError, reading
+from schemas.exports import read_receipts
 from schemas.ids import canonical_json, digest_of
 from schemas.manifest import Manifest, check_not_replaced, current_tables
 from schemas.storage import Store
@@ -92,6 +93,8 @@ class PreparedExport:
     identity: dict[str, Any]
     rows: RowSource | None = None
     """The rows of clean text; None for the export of a table."""
+    manifest: dict[str, Any] | None = None
+    """The manifest if the export is complete, and was killed before its receipt was written into the run."""
 
 
 def prepare_export(
@@ -118,8 +121,7 @@ def prepare_export(
         "shard_bytes": options.shard_bytes,
         **_compression(options.compression),
     }
-    _check_out(out, identity)
-    return PreparedExport(out, identity, rows)
+    return PreparedExport(out, identity, rows, _check_out(run, out, identity))
 
 
 def exportable_tables(run: Store) -> list[str]:
@@ -151,16 +153,23 @@ def prepare_table_export(run: Store, table: str, out: Store, format: str, compre
     digest = version.manifest.digest
     identity = {"version": VERSION, "tables": {table: digest}, "table": table, "format": format}
     identity |= _compression(compression)
-    _check_out(out, identity)
-    return PreparedExport(out, identity)
+    return PreparedExport(out, identity, manifest=_check_out(run, out, identity))
 
 
-def _check_out(out: Store, identity: Mapping[str, Any]) -> None:
-    """Raise ConfigError unless the folder is absent, empty, or has an interrupted export with this identity."""
+def _check_out(run: Store, out: Store, identity: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Raise ConfigError unless the folder is absent, empty, or has an interrupted export with this identity.
+
+    Return the manifest of such an export that lacks only its receipt in the run; None = there is more to do.
+    """
     if out.fs.get_file_info(out.root).type == pafs.FileType.File:
         raise ConfigError(f"export --out {out.uri}: expected a folder, got a file. Name a new folder.")
     out.check_bucket()
     if out.exists(MANIFEST):
+        manifest = out.read_json(MANIFEST)
+        with reading(f"{out.uri}/{MANIFEST}", "the manifest of an export", "Name a new folder."):
+            is_same = all(manifest["content"].get(name) == value for name, value in identity.items())
+        if is_same and _lacks_receipt(run, out):
+            return dict(manifest)
         raise ConfigError(
             f"export --out {out.uri}: expected a new or empty folder, got a complete export. Name a new folder."
         )
@@ -175,6 +184,12 @@ def _check_out(out: Store, identity: Mapping[str, Any]) -> None:
             f"export --out {out.uri}: expected a new or empty folder, got one with files, such as {name}. Name a new "
             "folder."
         )
+    return None
+
+
+def _lacks_receipt(run: Store, out: Store) -> bool:
+    """Return True if a run has the receipt of an export to this folder that was not complete."""
+    return any(own.destination == out.address and not own.complete for own in read_receipts(Store(run.address)))
 
 
 def export_text(prepared: PreparedExport, options: ExportOptions, text: CardText, run_all: Runner) -> dict[str, Any]:
@@ -185,6 +200,8 @@ def export_text(prepared: PreparedExport, options: ExportOptions, text: CardText
     out, source = prepared.out, prepared.rows
     if source is None:
         raise ContractError("export: expected rows of clean text, got a table. Use `export_table`.")
+    if prepared.manifest is not None:
+        return _ended(out, prepared.manifest)
     out.write_atomic(PLAN, canonical_json(prepared.identity))
     tables = {name: source.tables[name] for name in ("clean", *SIGNAL_TABLES) if name in source.tables}
     parts = parts_of(tables)
@@ -235,6 +252,8 @@ def export_text(prepared: PreparedExport, options: ExportOptions, text: CardText
 def export_table(run: Store, prepared: PreparedExport, run_all: Runner) -> dict[str, Any]:
     """Write a table of a run with plain types, one file for each part, with the manifest last; return the manifest."""
     table, out = prepared.identity["table"], prepared.out
+    if prepared.manifest is not None:
+        return _ended(out, prepared.manifest)
     out.write_atomic(PLAN, canonical_json(prepared.identity))
     version = current_tables(run)[table]
     suffix = suffix_of(prepared.identity["format"], prepared.identity.get("compression", ZSTD))
@@ -260,7 +279,13 @@ def _finish(out: Store, content: dict[str, Any], made_from: Manifest) -> dict[st
         if f"{PARTIAL}/{name}" != PLAN:
             out.delete(f"{PARTIAL}/{name}")
     out.write_atomic(MANIFEST, canonical_json(manifest))
-    out.delete_folder(PARTIAL)
+    return _ended(out, manifest)
+
+
+def _ended(out: Store, manifest: dict[str, Any]) -> dict[str, Any]:
+    """Delete the plan of an export that has a manifest, and return the manifest."""
+    if out.exists(PARTIAL):
+        out.delete_folder(PARTIAL)
     return manifest
 
 

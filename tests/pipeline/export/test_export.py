@@ -23,6 +23,7 @@ from pipeline.disclosure.hub import size_category
 from pipeline.export.card import to_toml
 from pipeline.export.export import (
     ExportOptions,
+    PreparedExport,
     export_table,
     export_text,
     exportable_tables,
@@ -33,6 +34,7 @@ from pipeline.export.shards import PartCount, json_values, plan_shards
 from pipeline.stages import unmeasured_columns
 from schemas.config import build_recipe
 from schemas.errors import ConfigError, ContractError
+from schemas.exports import begin_receipt, read_receipts, write_receipt
 from schemas.ids import digest_of
 from schemas.manifest import open_table
 from schemas.storage import Store
@@ -455,6 +457,33 @@ def test_an_interrupted_export_resumes(run: Store, tmp_path: Path) -> None:
     assert export(run, out, "jsonl", shard_bytes=4000) == whole
     assert first.stat().st_mtime_ns == before
     assert {path.name for path in out.iterdir()} == {"data", "export.json"}
+
+
+@pytest.mark.parametrize("table", [None, "clean"])
+def test_an_export_that_lacks_only_its_receipt_is_completed(run: Store, tmp_path: Path, table: str | None) -> None:
+    """All files of an export are hashed for its receipt: a kill meanwhile must not leave the receipt incomplete."""
+    out, options = Store(str(tmp_path / "out")), ExportOptions("jsonl")
+
+    def prepared() -> PreparedExport:
+        return prepare_table_export(run, table, out, "jsonl") if table else prepare_export(run, out, options)
+
+    def finish(own: PreparedExport, run_all: Any) -> dict[str, Any]:
+        return export_table(run, own, run_all) if table else export_text(own, options, TEXT, run_all)
+
+    read = {"clean": prepared().identity["tables"]["clean"]}
+    begin_receipt(run, out, {"format": "jsonl"}, read)
+    whole = finish(prepared(), run_here)
+    out.write_atomic("_incomplete/plan.json", b"{}")  # killed before the folder was deleted
+    again = prepared()
+    assert again.manifest == whole
+    assert finish(again, None) == whole
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["data", "export.json"]
+    with pytest.raises(ConfigError, match="got a complete export"):
+        prepare_export(run, out, ExportOptions("parquet"))
+    write_receipt(run, out, {"format": "jsonl"}, read)
+    assert [own.complete for own in read_receipts(run) if own.destination == out.address] == [True]
+    with pytest.raises(ConfigError, match="got a complete export"):
+        prepared()
 
 
 def test_folders_in_use_are_refused(run: Store, tmp_path: Path) -> None:
