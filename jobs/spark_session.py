@@ -21,6 +21,7 @@ from types import FrameType
 from typing import Any
 
 import pyspark
+from py4j.protocol import Py4JError
 from pydantic import Field, field_validator
 from pyspark import SparkConf, SparkContext
 from pyspark.errors import PySparkException
@@ -69,6 +70,8 @@ HARMLESS = {
 """Patterns of the settings, by name, with which Spark starts no program of a stranger and sends data nowhere."""
 LOCAL_MASTER = "local[*,4]"
 LOOPBACK = "127.0.0.1"
+FULL_DISK = re.compile(r"No space left on device|Disk quota exceeded")
+"""Part of an error of Java or of a worker whose disk is full, such as that of the shuffle."""
 LOCAL_DIRS = "SPARK_LOCAL_DIRS"
 """Environment variable with the folders for temporary files, which replaces the property `spark.local.dir`."""
 JAVA_OPTIONS = "spark.driver.extraJavaOptions"
@@ -175,19 +178,19 @@ def spark_session(
             interrupted.check()
             if isinstance(error, PenstockError):
                 raise
-            if (known := error_of_worker(error)) is not None:
+            text = str(
+                error
+            )  # Spark asks its JVM for the text of its own errors, and the JVM ends before they are printed
+            if (known := error_of_worker(error) or _full_disk(text, scratch)) is not None:
                 raise known from error
             if scratch is not None and log is not None:
                 scratch.keep_log()
             if is_ours and (end := _describe_end(log)) is not None:
                 raise PenstockError(end) from error
-            # Spark asks its JVM for the text of its own errors, and the JVM ends before they are printed.
-            shown = RuntimeError(str(error)) if isinstance(error, PySparkException) else error
-            if log is not None:
-                shown.add_note(f"The messages of Spark are in {log}.")
-            if shown is error:
-                raise
-            raise shown from None
+            if isinstance(error, (PySparkException, Py4JError)):
+                raise _noted(RuntimeError(text), log) from None
+            _noted(error, log)
+            raise
         finally:
             interrupted.ignore()
             if is_ours:
@@ -505,6 +508,27 @@ def _describe_end(log: Path | None) -> str | None:
     return (
         f"spark: expected a Java process that runs until the last step, got one that ended with {end}. Raise "
         f"spark.driver_memory if memory was short, and run the same command again{where}."
+    )
+
+
+def _noted(error: Exception, log: Path | None) -> Exception:
+    """Return an error with a note on where the messages of Spark are."""
+    if log is not None:
+        error.add_note(f"The messages of Spark are in {log}.")
+    return error
+
+
+def _full_disk(text: str, scratch: Scratch | None) -> PenstockError | None:
+    """Return the error of a full disk, by the text of another one; None = the text is about something else.
+
+    `scratch`: the private folders of the session; None = others have started Spark.
+    """
+    if not FULL_DISK.search(text):
+        return None
+    folders = "spark.local.dir" if scratch is None else ", ".join(str(folder.parent) for folder in scratch.folders)
+    return PenstockError(
+        f"spark: expected free disk space for temporary files in {folders} and for the run, got a full disk. Free "
+        "space there, or set TMPDIR to a folder on another disk, then run the same command again."
     )
 
 

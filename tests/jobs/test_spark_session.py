@@ -223,6 +223,38 @@ def test_an_interrupt_is_one_sentence_and_leaves_no_process(
     assert len([*run.glob(f"{until}/v-*/manifest.json")]) == 1
 
 
+WRITES_IN_JAVA = """
+import sys
+from jobs.exit_codes import exit_code_of
+from jobs.spark_session import SparkConfig, spark_session
+
+def call():
+    with spark_session(SparkConfig(), "test") as spark:
+        spark._jvm.java.io.FileOutputStream(sys.argv[1]).write(1)
+
+sys.exit(exit_code_of(call))
+"""
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="/dev/full is a full disk only on Linux")
+@pytest.mark.parametrize("place", ["/dev/full", "/"])
+def test_a_full_disk_of_spark_is_one_sentence(temporary: Path, place: str) -> None:
+    """Any other error of Java has its text, which Spark's process gives only while it runs."""
+    environment = os.environ | {"TMPDIR": str(temporary), "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-c", WRITES_IN_JAVA, place]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    if place == "/dev/full":
+        assert (done.returncode, done.stderr) == (
+            2,
+            f"penstock: spark: expected free disk space for temporary files in {temporary} and for the run, got a full "
+            "disk. Free space there, or set TMPDIR to a folder on another disk, then run the same command again.\n",
+        )
+    else:
+        assert done.returncode == 1
+        assert "java.io.FileNotFoundException: / (Is a directory)" in done.stderr
+        assert "ConnectionRefusedError" not in done.stderr
+
+
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="processes are listed in /proc only on Linux")
 @pytest.mark.slow
 def test_a_jvm_that_is_killed_is_named_with_its_messages(crawl: Path, tmp_path: Path, temporary: Path) -> None:
