@@ -3,7 +3,8 @@
 A lease is a small object that is created only if it does not exist (`If-None-Match: *`) and renewed only if no one else
 has changed it (`If-Match`). If it was not renewed for LEASE_SECONDS by the clock of the store, another process may take
 it over, with an epoch that is higher by one. The first process cannot renew it any more, and stops before its next
-commit. Processes that only read a run for a long time have an object each in a folder beside the lease.
+commit. Processes that only read a run for a long time have an object each in a folder beside the lease, and commit
+nothing either once they have lost it.
 
 A process that stops between the renewal before a commit or a deletion and that itself, for longer than LEASE_SECONDS,
 would still make it. Stores other than S3 have no leases, because pyarrow.fs makes no conditional writes.
@@ -39,6 +40,8 @@ READERS = "readers"
 
 _held: list["_Lease"] = []
 """The exclusive leases that this process holds."""
+_reading: list["_Lease"] = []
+"""The leases of this process on runs whose tables it reads."""
 
 
 @contextmanager
@@ -89,18 +92,22 @@ def hold_reader(run: Store, name: str, what: str) -> Iterator[None]:
         found = requests.read(name)
         if found is not None and not _is_expired(found) and not any(lease.is_of(found) for lease in _held):
             raise _held_by(run, name, what, found)
+        _reading.append(reader)
         with reader.renewed():
             yield
     finally:
+        if reader in _reading:
+            _reading.remove(reader)
         reader.release()
 
 
 def check_still_held(folder: Store) -> None:
     """Renew the exclusive leases of this process on the run that holds `folder`, before a commit there.
 
-    Raises ContractError if another process has taken over a lease.
+    The leases on runs that it reads are renewed too: what is committed was made from their tables. Raises ContractError
+    if another process has taken over a lease, or writes to a run that this one reads.
     """
-    for lease in _leases_on(folder):
+    for lease in (*_leases_on(folder), *_reading):
         lease.renew()
 
 

@@ -21,7 +21,8 @@ from pipeline.garbage import HALF_UPLOAD, UNNAMED, find_garbage
 from pipeline.takedown.commit import read_pending
 from schemas import leases
 from schemas.errors import ConfigError, ContractError
-from schemas.lock_files import TABLES_LOCK
+from schemas.leases import check_still_held
+from schemas.lock_files import TABLES_LOCK, TRAIN_LOCK
 from schemas.locks import lock_tables, lock_training
 from schemas.manifest import read_run, write_run
 from schemas.s3_requests import S3Requests
@@ -334,6 +335,22 @@ def test_a_renewal_whose_answer_is_lost_is_made_again(run: Store) -> None:
     assert lease_of(run) == lost | {"renewals": 3}
     lease.release()
     assert not lease_of(run)
+
+
+def test_a_reader_that_has_lost_its_lease_commits_nothing(dataset: Store, run: Store) -> None:
+    """A takedown removes the expired lease of training, whose next checkpoints its certificate would not list."""
+    with (
+        leases.hold_reader(dataset, TABLES_LOCK, "penstock train"),
+        leases.hold_lease(run, TRAIN_LOCK, "penstock train"),
+    ):
+        check_still_held(run)
+        requests = S3Requests(dataset)
+        requests.delete(requests.names(f"{TABLES_LOCK}.{leases.READERS}/"))
+        with pytest.raises(
+            ContractError, match=rf"{dataset.uri}/{TABLES_LOCK}.*: expected epoch 1 of this process, got"
+        ):
+            check_still_held(run)
+    check_still_held(run)
 
 
 @pytest.mark.parametrize("shared", [False, True])
