@@ -207,6 +207,18 @@ class Manifest(_ManifestBlock):
             found[entry.name] = range(first, first + entry.num_parts)
         return found
 
+    @cached_property
+    def places_of_inputs(self) -> dict[str, tuple[str, str]]:
+        """The source and the split of each input file of `documents`, by the file's name.
+
+        With several sources, the name is `source/split`. Ids follow from both, so a file has the same in any run.
+        """
+        names = [entry.name for entry in self.content.inputs]
+        source = self.content.config.get("source", {}).get("name")
+        if isinstance(source, str):
+            return {name: (source, name) for name in names}
+        return {name: (own, split) for name in names for own, _, split in [name.partition("/")]}
+
     def paths_of(self, prefix: str = "") -> list[CheckedPath]:
         """Return the paths of the files whose key starts with `prefix`, in the order of `content.files`."""
         return [path for key, path in self.paths.items() if key.startswith(prefix)]

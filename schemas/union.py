@@ -311,14 +311,12 @@ def _have_other_files(runs: Sequence[Store]) -> bool:
 
     A name is that of the file below the source, from which ids follow.
     """
-    known: dict[str, str] = {}
+    known: dict[tuple[str, str], str] = {}
     for run in runs:
         if "documents" in read_run(run).tables:
-            content = open_table(run, "documents")[1].content
-            source = content.config.get("source", {}).get("name")
-            prefix = f"{source}/" if isinstance(source, str) else ""  # with several sources, names have it already
-            for entry in content.inputs:
-                if known.setdefault(prefix + entry.name, entry.sha256) != entry.sha256:
+            manifest = open_table(run, "documents")[1]
+            for entry in manifest.content.inputs:
+                if known.setdefault(manifest.places_of_inputs[entry.name], entry.sha256) != entry.sha256:
                     return True
     return False
 

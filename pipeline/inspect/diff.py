@@ -42,6 +42,8 @@ NOT_READ = "source/not_read"
 PROVENANCE_COLUMNS = ("doc_id", "source", "split", "offset", "url")
 Row = dict[str, Any]
 Key = tuple[str, str, str]
+Place = tuple[str, str]
+"""Source and split of an input file."""
 
 
 @dataclass(frozen=True)
@@ -199,21 +201,21 @@ def compare_runs(a: ComparedRun, b: ComparedRun, num_examples: int) -> Differenc
     if same_mix and a.tables["clean"].manifest.digest == b.tables["clean"].manifest.digest:
         return difference
     sides = _InputRows(a), _InputRows(b)
-    for name in sorted({*sides[0].parts, *sides[1].parts}):
-        parts = [side.parts.get(name) for side in sides]
-        if None in parts:
-            number = parts.index(None) ^ 1
-            _add_input(difference.unshared[number], name, sides[number].of(name))
+    for place in sorted({*sides[0].names, *sides[1].names}):
+        names = [side.names.get(place) for side in sides]
+        if None in names:
+            number = names.index(None) ^ 1
+            _add_input(difference.unshared[number], sides[number].names[place], sides[number].of(place))
             continue
-        if same_mix and sides[0].digests(name) == sides[1].digests(name):
+        if same_mix and sides[0].digests(place) == sides[1].digests(place):
             continue  # identical part files contain identical verdicts
-        for left, right in _pairs(sides[0].of(name), sides[1].of(name)):
+        for left, right in _pairs(sides[0].of(place), sides[1].of(place)):
             _add_document(difference, left, right, num_examples)
     return difference
 
 
-def _add_input(unshared: UnsharedInputs, split: str, rows: Iterator[Row]) -> None:
-    unshared.names.append(split)
+def _add_input(unshared: UnsharedInputs, name: str, rows: Iterator[Row]) -> None:
+    unshared.names.append(name)
     for row in rows:
         unshared.rows += 1
         unshared.kept += outcome_of(row) == KEPT
@@ -263,34 +265,40 @@ def outcome_of(row: Row | None) -> str:
 
 
 class _InputRows:
-    """The rows of one run by input file. A part that several files share is read once, in the order of the names."""
+    """The rows of one run by input file, named by source and split: a run of one source has no source in its names.
+
+    A part that several files share is read once, in the order of the splits.
+    """
 
     def __init__(self, side: ComparedRun):
         self._side = side
-        self.parts = side.tables["documents"].manifest.parts_of_inputs
-        """Numbers of the parts of each input file, by the name of the file."""
-        self._files = Counter(parts[0] for parts in self.parts.values())
+        manifest = side.tables["documents"].manifest
+        self.names = {place: name for name, place in manifest.places_of_inputs.items()}
+        """Name of each input file in this run, by (source, split)."""
+        self._parts = manifest.parts_of_inputs
+        self._files = Counter(parts[0] for parts in self._parts.values())
         self._part = -1
         self._groups: Iterator[tuple[str, Iterator[Row]]] = iter(())
+        self._group: tuple[str, Iterator[Row]] | None = None
         tables = [side.tables[name] for name in ("documents", *LATER_VERDICTS) if name in side.tables]
         self._digests = [{entry.key: entry.sha256 for entry in table.manifest.content.files} for table in tables]
 
-    def digests(self, name: str) -> list[str]:
+    def digests(self, place: Place) -> list[str]:
         """Return the SHA-256 of the files that hold the verdicts of an input file."""
-        return [of_table[part_key(part)] for of_table in self._digests for part in self.parts[name]]
+        return [of_table[part_key(part)] for of_table in self._digests for part in self._parts[self.names[place]]]
 
-    def of(self, name: str) -> Iterator[Row]:
-        """Return the rows of an input file. Within a part, files are asked for in ascending order of their names."""
-        first = self.parts[name][0]
-        if self._files[first] == 1:
-            return itertools.chain.from_iterable(_rows(self._side, part) for part in self.parts[name])
-        if self._part != first:
-            self._part = first
+    def of(self, place: Place) -> Iterator[Row]:
+        """Return the rows of an input file. Within a part, files are asked for in ascending order of their splits."""
+        parts, split = self._parts[self.names[place]], place[1]
+        if self._files[parts[0]] == 1:
+            return itertools.chain.from_iterable(_rows(self._side, part) for part in parts)
+        if self._part != parts[0]:
+            self._part = parts[0]
             self._groups = itertools.groupby(_rows(self._side, self._part), key=lambda row: str(row["split"]))
-        for split, rows in self._groups:
-            if split == name or name.endswith(f"/{split}"):
-                return rows
-        return iter(())
+            self._group = next(self._groups, None)
+        while self._group is not None and self._group[0] < split:
+            self._group = next(self._groups, None)
+        return self._group[1] if self._group is not None and self._group[0] == split else iter(())
 
 
 def _rows(side: ComparedRun, number: int) -> Iterator[Row]:

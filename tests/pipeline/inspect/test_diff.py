@@ -128,6 +128,39 @@ def test_files_in_another_order_or_of_other_names(tmp_path: Path) -> None:
     assert (only_a.rows, only_a.kept) == (only_b.rows, only_b.kept) == (27, 10)
 
 
+def test_a_file_is_the_same_in_a_run_of_one_source_and_of_several(tmp_path: Path) -> None:
+    a, b = run_of(tmp_path / "a"), run_of(tmp_path / "b", {-4: SHORT})
+    edit(a, "documents", lambda content: content["config"].update(source={"name": "web"}))
+
+    def of_several(content: dict[str, Any]) -> None:
+        content["config"]["source"] = {"books": {"name": "books"}, "web": {"name": "web"}}
+        for entry in content["inputs"]:
+            entry["name"] = f"web/{entry['name']}"
+
+    edit(b, "documents", of_several)
+    for run in (a, b):
+        record_files(run, "documents")
+    difference = compare_runs(open_compared_run(a), open_compared_run(b), 1)
+    assert difference.documents == {("web", "kept", SHORT): 1}
+    assert [each.names for each in difference.unshared] == [[], []]
+
+
+def test_a_file_without_rows_hides_no_other_file_of_its_part(tmp_path: Path) -> None:
+    a, b = run_of(tmp_path / "a"), run_of(tmp_path / "b", {-4: SHORT, -5: SHORT})
+
+    def with_an_empty_file(content: dict[str, Any]) -> None:
+        content["config"]["source"] = {"name": "web"}
+        content["inputs"] = [entry | {"part": part} for part, entry in enumerate(content["inputs"])]
+        content["inputs"][1:1] = [{"name": "crawl-0.warc", "bytes": 0, "sha256": "e" * 64, "part": 0}]
+        content["inputs"][3:3] = [{"name": "crawl-1.warc", "bytes": 0, "sha256": "e" * 64, "part": 1}]
+
+    for run in (a, b):
+        edit(run, "documents", with_an_empty_file)
+        record_files(run, "documents")
+    difference = compare_runs(open_compared_run(a), open_compared_run(b), 0)
+    assert difference.documents == {("web", "kept", SHORT): 2}
+
+
 def test_input_files_that_only_one_run_read_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Half of the records are in a file that B names otherwise; their documents are not dropped by a rule."""
     a, b = run_of(tmp_path / "a", {-8: SHORT}), run_of(tmp_path / "b", {-8: TOXIC, -3: NEAR})
