@@ -228,7 +228,8 @@ def rounds_of_survivors(
 
         signatures = map_parts(counted, tasks, read, "key binary, payload binary")
         if config.indexes:
-            signatures = signatures.union(earlier_signatures(build.spark, build.inputs, counted, config))
+            of_clusters = counted.where(F.substring("key", 1, 1) != F.lit(URL))
+            signatures = signatures.union(earlier_signatures(build.spark, build.inputs, of_clusters, config))
         return counted.join(signatures, "key", "left").select("part", "key", "total", "best", "payload")
 
     def keep(frame: DataFrame) -> DataFrame:
@@ -267,13 +268,12 @@ def earlier_signatures(
 ) -> DataFrame:
     """Return rows (key, payload): the signature of each survivor that is a document of an earlier snapshot.
 
-    `counted` has rows (key, best), in which `best` is the keep order of the survivor. Only documents that lead a bucket
-    of their snapshot's index have a signature there.
+    `counted` has rows (key, best) of clusters, in which `best` is the keep order of the survivor. Only documents that
+    lead a bucket of their snapshot's index have a signature there.
     """
     digest = DIGEST_BYTES if config.exact != "off" else 0
     start = F.octet_length("best") - digest - NODE_BYTES + 1
-    of_clusters = counted.where(F.substring("key", 1, 1) != F.lit(URL))
-    chosen = of_clusters.select("key", F.substring("best", start, F.lit(NODE_BYTES)).alias("node"))
+    chosen = counted.select("key", F.substring("best", start, F.lit(NODE_BYTES)).alias("node"))
     earlier = chosen.where(part_number("node") >= EARLIER).distinct()
     signature = F.expr(f"substring(payload, {digest + 1})").alias("payload")
     return earlier.join(Indexes(spark, inputs).find(earlier, "payload"), "node").select("key", signature)

@@ -290,8 +290,11 @@ def with_survivors(
     copies = judged.where("joined").select("cluster", "own", "signature")
     if config.indexes:
         earlier = earlier_clusters(spark, tables, config).select("key", F.col("first").alias("best"))
-        signatures = earlier_signatures(spark, tables, earlier, config)
-        copies = copies.union(earlier.join(signatures, "key", "left").select("key", "best", "payload"))
+        if config.compares_survivors:
+            earlier = earlier.join(earlier_signatures(spark, tables, earlier, config), "key", "left")
+        else:
+            earlier = earlier.withColumn("payload", F.lit(None).cast("binary"))
+        copies = copies.union(earlier.select("key", "best", "payload"))
     comparison = SurvivorComparison(config, recipe.section("signature", SignatureConfig), {}, 1)
     for _ in range(config.rounds if config.requires_survivors else 1):
         judged = persist_on_disk(after_round(judged, copies, comparison))

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -11,11 +12,13 @@ import pytest
 from jobs.cli import main
 from jobs.recipe import read_recipe, stored_recipe
 from pipeline.dedup.config import DedupConfig
+from pipeline.dedup.decide import URL
 from pipeline.inspect.whatif import predict
 from pipeline.minhash.stage import SignatureConfig, as_matrix, similarity, value_type
 from pipeline.prepare import prepare
 from pipeline.run import run_steps
 from schemas.errors import ConfigError
+from schemas.ids import doc_id
 from schemas.manifest import open_table, read_run
 from schemas.storage import Store
 from schemas.tokens import open_dataset
@@ -375,6 +378,31 @@ def test_what_was_taken_down_does_not_return_with_the_next_snapshot(spark, tmp_p
     assert open_table(run, "dedup")[1].content.counts.dropped["dedup/taken_down"] == 2
     same = predict(spark, run, stored_recipe(run, []), {})
     assert all(cell.before == cell.after for cell in same.cells)
+
+
+def name_of_file(snapshot: str, starts: Callable[[int], bool]) -> str:
+    """A name of a file of a snapshot such that `starts` is true of the first byte of the id of its first row."""
+    names = (f"{snapshot}-{number}.jsonl" for number in range(10_000))
+    return next(name for name in names if starts(doc_id("web", name, 0)[0]))
+
+
+@pytest.mark.parametrize(("comparison", "start"), [("require", URL[0]), ("off", 1)])
+def test_a_what_if_compares_with_clusters_of_any_id(spark, tmp_path, comparison, start):
+    """Of clusters, ids may begin with the byte that marks URLs elsewhere."""
+    names = [name_of_file(FIRST, lambda byte: byte == start), name_of_file(SECOND, lambda byte: byte > start)]
+    words, before = text_of(np.random.default_rng(8)), "[]"
+    for name, snapshot in zip(names, (FIRST, SECOND)):
+        row = {"text": " ".join([*words[:60], snapshot, *words[60:]]), "url": f"https://{snapshot}.org/"}
+        (tmp_path / name).write_text(json.dumps(row) + "\n")
+        settings = [f'source.paths="{tmp_path}/{name}"', "dedup.write_index=true", f"dedup.indexes={before}"]
+        run = Store(str(tmp_path / snapshot))
+        recipe = read_recipe(str(RECIPE), [*settings, *SETTINGS, KEEP, f"dedup.compare_survivor={comparison}"])
+        run_steps(spark, prepare(recipe, "dedup"), run, 2)
+        before = f'["{run.uri}"]'
+    (row,) = rows_of(run, "dedup")
+    assert (row["drop_rule"], row["cluster"][0]) == ("near_duplicate", start)
+    cells = predict(spark, run, stored_recipe(run, []), {}).cells
+    assert [(cell.before, cell.after) for cell in cells] == [("dedup/near_duplicate",) * 2]
 
 
 def test_files_of_one_name_in_two_snapshots_have_other_ids(spark, inputs, tmp_path):
