@@ -28,7 +28,7 @@ from schemas.ids import canonical_json, digest_of, file_sha256
 from schemas.key_file import commitment, read_key
 from schemas.manifest import FROM_INPUT, MANIFEST_NAME, TableVersion, read_manifest, read_run
 from schemas.storage import Store
-from schemas.takedown import descent_of, has_takedowns, origin_digest, resolve_version, takedown_ancestry
+from schemas.takedown import has_takedowns, origin_digest, replaced_digests, resolve_version
 
 Models = dict[str, dict[str, Model]]
 SHOWN = 3
@@ -234,7 +234,8 @@ def check_inputs_read(
         read = {entry.name: entry.sha256 for entry in table.manifest.content.inputs}
         actual = {name: value for name, value in table.manifest.run.lineage.items() if name.startswith(FROM_INPUT)}
         for name, given in inputs.items():
-            is_earlier = read.get(name) != expected[name] and read.get(name) in _earlier_digests(given)
+            replaced = replaced_digests(run_of(given), given.manifest) if read.get(name) != expected[name] else set()
+            is_earlier = read.get(name) in replaced
             if is_earlier and name in step.reads and run_of(table).uri != run_of(given).uri:
                 if not is_own:
                     return False
@@ -252,14 +253,6 @@ def check_inputs_read(
 def run_of(table: TableVersion) -> Store:
     """Return the folder of the run that a version of a table is in."""
     return table.folder.child("../..")
-
-
-def _earlier_digests(table: TableVersion) -> set[str]:
-    """Return the digests of the versions that takedowns have replaced by this version of a table."""
-    if descent_of(table.manifest) is None:
-        return set()
-    certificates = takedown_ancestry(table.folder.child("../.."), table.manifest)
-    return {certificate.tables[table.manifest.content.table].before for certificate in certificates}
 
 
 def _facts(content: Mapping[str, Any]) -> dict[str, Any]:

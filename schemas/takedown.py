@@ -400,6 +400,11 @@ def takedown_ancestry(run: Store, manifest: Manifest) -> list[Certificate]:
     return certificates
 
 
+def replaced_digests(run: Store, manifest: Manifest) -> set[str]:
+    """Return the digests of the versions of a table that takedowns have replaced by this version."""
+    return {certificate.tables[manifest.content.table].before for certificate in takedown_ancestry(run, manifest)}
+
+
 def positions_digest(manifest: Manifest) -> str:
     """Return the digest of the oldest version of a dataset that has the same token positions as this version."""
     descent = descent_of(manifest)

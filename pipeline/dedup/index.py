@@ -31,6 +31,7 @@ from schemas.errors import ConfigError, ContractError
 from schemas.ids import DOC_ID_BYTES
 from schemas.manifest import Content, TableVersion, open_table
 from schemas.storage import CheckedPath, Store
+from schemas.takedown import replaced_digests
 
 LEADERS = pa.schema([pa.field(name, pa.binary()) for name in ("doc_id", "cluster", "payload")])
 MERGED = pa.schema([pa.field(name, pa.binary()) for name in ("earlier", "cluster")])
@@ -81,7 +82,8 @@ def indexes_of(recipe: Recipe, splits: Sequence[Split]) -> dict[str, TableVersio
             )
         if problems:
             raise ConfigError(f"dedup.indexes: {folder} cannot be used in this run\n  " + "\n  ".join(problems))
-        digests.add(index.manifest.digest)
+        # a later index was made with what it was before a takedown
+        digests |= {index.manifest.digest, *replaced_digests(index.folder.child("../.."), index.manifest)}
         last = snapshots[-1]
     return indexes
 
@@ -124,7 +126,8 @@ def _open(config: DedupConfig, table: str) -> dict[str, TableVersion]:
 def incompatibilities_of(index: TableVersion, recipe: Recipe, splits: Sequence[Split], digests: Set[str]) -> list[str]:
     """Return the reasons why a snapshot index cannot be used in a run; empty if it can.
 
-    `digests` are the digests of the indexes listed before this one in `dedup.indexes`.
+    `digests` are those of the indexes listed before this one in `dedup.indexes`, and of what takedowns have replaced by
+    these.
     """
     content = index.manifest.content
     config = recipe.section("dedup", DedupConfig)

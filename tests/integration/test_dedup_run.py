@@ -380,6 +380,17 @@ def test_what_was_taken_down_does_not_return_with_the_next_snapshot(spark, tmp_p
     assert all(cell.before == cell.after for cell in same.cells)
 
 
+def test_two_indexes_are_used_after_a_takedown_in_the_first(run_of, inputs, indexed, tmp_path):
+    """The second index was made with the first as it was before."""
+    first = Store(str(shutil.copytree(indexed.uri, tmp_path / "first")))
+    second = run_of([SECOND], "dedup.write_index=true", f'dedup.indexes=["{first.uri}"]')
+    for doc in sorted(survivors(first, FIRST))[:2]:  # one after the other
+        assert main(["takedown", first.root, "--doc", doc.hex()]) == 0
+    indexes = f'dedup.indexes=["{first.uri}","{second.uri}"]'
+    recipe = read_recipe(str(RECIPE), [f'source.paths=["{inputs}/{THIRD}-*.jsonl"]', *SETTINGS, KEEP, indexes])
+    assert prepare(recipe, "dedup").splits
+
+
 def name_of_file(snapshot: str, starts: Callable[[int], bool]) -> str:
     """A name of a file of a snapshot such that `starts` is true of the first byte of the id of its first row."""
     names = (f"{snapshot}-{number}.jsonl" for number in range(10_000))

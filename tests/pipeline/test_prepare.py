@@ -152,14 +152,14 @@ def test_a_takedown_from_an_index_of_another_run_leaves_a_version_complete(tmp_p
     for name in ("earlier-0/index", "documents"):
         shutil.rmtree(tmp_path / "run/verdicts", ignore_errors=True)
         commit(run, prepared, "verdicts", {name: before})
-        with mock.patch("pipeline.prepare.takedown_ancestry", return_value=[certificate]):
+        with mock.patch("schemas.takedown.takedown_ancestry", return_value=[certificate]):
             if name == "documents":
                 with pytest.raises(ContractError, match=f"that a takedown removed from {other.uri}, got one that was"):
                     found(run, prepared, "verdicts", {name: after})
             else:
                 assert found(run, prepared, "verdicts", {name: after}) is run
         with (
-            mock.patch("pipeline.prepare.takedown_ancestry", return_value=[]),
+            mock.patch("schemas.takedown.takedown_ancestry", return_value=[]),
             pytest.raises(ContractError, match=rf"a version with {name} '{after.manifest.digest}', got {name}"),
         ):
             found(run, prepared, "verdicts", {name: after})
