@@ -15,7 +15,7 @@ from pydantic import Field
 
 from pipeline.bias.count import COUNTS, DECLARED, GroupCounter, stratum_of
 from pipeline.bias.stage import GROUPS
-from pipeline.decontaminate.stage import DECONTAMINATE, contamination_table, figures_of, set_sizes
+from pipeline.decontaminate.stage import DECONTAMINATE, SETS, contamination_table, figures_of, set_sizes
 from pipeline.engine.finished_parts import FinishedPart
 from pipeline.engine.guard import RecordGuard, StuckReaderError
 from pipeline.engine.part import RANGE, DropCounter, PartOutput, PartResult, PartTarget, TableTarget, write_part
@@ -135,10 +135,11 @@ def build_documents(build: StepContext) -> dict[str, TableResult]:
     built = combine_parts(results, tables, by_source=True)
     built["documents"].failures.check(failure_limits(build.per_document), is_complete=True)
     _limit_names(built["documents"].figures)
-    index = build.model_paths().get(DECONTAMINATE.name, {}).get("index")
-    if index is not None:
-        figures = built["documents"].figures
-        figures["evaluation_sets"] = set_sizes(index)
+    figures = built["documents"].figures
+    for own in build.by_source().values():  # a source may have sets of its own
+        if (index := own.model_paths().get(DECONTAMINATE.name, {}).get("index")) is not None:
+            figures[SETS] = figures.get(SETS, {}) | set_sizes(index)
+    if SETS in figures:
         LOGGER.info(contamination_table(figures))
     return built
 

@@ -27,6 +27,8 @@ from pipeline.report.facts import collect_facts
 from pipeline.report.funnel import checks
 from pipeline.report.page import write_report
 from pipeline.report.sources import sources
+from pipeline.report.tallies import evaluation_sets
+from pipeline.run import run_steps
 from schemas.manifest import open_table, read_run
 from schemas.overrides import load_recipe
 from schemas.storage import Store
@@ -302,3 +304,18 @@ def test_a_source_can_be_ablated(run: Store, capsys: pytest.CaptureFixture[str])
     assert main(["ablate", run.uri, "--without", "source.copies", "--tokens", "20000", "--dry-run"]) == 0
     assert "ablation   source.copies" in capsys.readouterr().out
     assert dict(steps_of(load_recipe(read_run(run).recipe, (), recipe_sections(), "run"), after))["documents"]
+
+
+def test_evaluation_sets_of_one_source_are_counted_with_their_items(spark: Any, tmp_path: Path) -> None:
+    item = "which of the four towns on the river has a bridge of stone with seven arches and a tower at its end"
+    (tmp_path / "quiz.jsonl").write_text(json.dumps({"text": item}) + "\n" + json.dumps({"text": item[::-1]}) + "\n")
+    for name, text in (("web", "A page about nothing."), ("books", f"A quiz. {item} Good luck.")):
+        write_lines(tmp_path / f"{name}.jsonl.gz", [{"text": text, "url": f"https://{name}.example/"}])
+    sources = "".join(
+        f'[[source]]\nname = "{name}"\npaths = ["{tmp_path}/{name}.jsonl.gz"]\n' for name in ("web", "books")
+    )
+    own = f'[source.decontaminate]\nevaluation_sets = {{quiz = "{tmp_path}/quiz.jsonl"}}\n'
+    run = Store(str(tmp_path / "run"))
+    run_steps(spark, prepare(load(sources + own), "documents"), run, 2)
+    (found,) = evaluation_sets(collect_facts(run))
+    assert (found.name, found.items, found.found, found.documents, found.share) == ("quiz", 2, 1, 1, 0.5)
