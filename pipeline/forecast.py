@@ -17,7 +17,7 @@ from pipeline.engine.step import Step
 from pipeline.prepare import Prepared, find_version, finished_parts, read_tables, step_content
 from pipeline.sources.splits import files_by_part
 from pipeline.stages import STEPS
-from pipeline.steps.documents import identity_of
+from pipeline.steps.documents import has_parents, identity_of_part
 from pipeline.steps.file_ranges import known_ranges
 from schemas.config import SEPARATOR, SOURCE, suggest_name
 from schemas.errors import ConfigError
@@ -170,11 +170,11 @@ def _written_inputs(prepared: Prepared, step: Step, folder: Store, documents: St
     Ranges of large files are left out if it is not known where they begin. `documents`: the folder of the version.
     """
     finished = finished_parts(prepared, step, folder)
-    stored = {*finished.folder.names()}
+    stored, with_parents = {*finished.folder.names()}, has_parents(prepared.recipe, prepared.splits)
     found = [
         (files, place)
         for files in files_by_part(known_ranges(prepared.splits, documents))
-        if (place := finished.part([*map(identity_of, files)], files[0].source)).name in stored
+        if (place := finished.part(identity_of_part(files, with_parents), files[0].source)).name in stored
     ]
     # One of them shows which code wrote them, unless it changed in between.
     return [files for files, _ in found] if found and stored_result(found[0][1]) is not None else []

@@ -106,10 +106,8 @@ def build_documents(build: StepContext) -> dict[str, TableResult]:
     folders = build.folders["documents"], build.folders["text"], build.folders.get("comparisons")
     others = {name: spread([split for split in build.splits if split.source == name]) for name in build.recipe.sources}
     parts = files_by_part(with_file_ranges(build, with_ranges(build)))
-    has_parents = any(parents_field_of(own) is not None for own in build.recipe.by_source().values())
-    has_parents |= any(FORMATS[split.format].has_parents for split in build.splits)
-    more = ["parents"] if has_parents else []  # the column is in the parts of all sources
-    finished = [build.finished_part([*map(identity_of, files), *more], files[0].source) for files in parts]
+    with_parents = has_parents(build.recipe, build.splits)
+    finished = [build.finished_part(identity_of_part(files, with_parents), files[0].source) for files in parts]
     tasks = [
         DocumentsTask(
             files,
@@ -120,7 +118,7 @@ def build_documents(build: StepContext) -> dict[str, TableResult]:
             *folders,
             others=others[files[0].source],
             finished=finished[at],
-            has_parents=has_parents,
+            has_parents=with_parents,
         )
         for at, (files, own) in enumerate(build.by_part(parts))
     ]
@@ -188,6 +186,17 @@ def documents_part(task: DocumentsTask, retried: bool) -> PartResult:
 def parents_field_of(recipe: Recipe) -> str | None:
     """Return the field with the parents of a row, by the recipe of one source; None = its rows have no parents."""
     return recipe.section("source", SourceConfig).parents_field
+
+
+def has_parents(recipe: Recipe, splits: Iterable[Split]) -> bool:
+    """Return True if rows of a run may have parents; the column is then in the parts of all sources."""
+    fields = (parents_field_of(own) for own in recipe.by_source().values())
+    return any(field is not None for field in fields) or any(FORMATS[split.format].has_parents for split in splits)
+
+
+def identity_of_part(files: Iterable[Split], with_parents: bool) -> list[Any]:
+    """Return JSON values that identify what is read into a part. `with_parents`: see `has_parents`."""
+    return [*map(identity_of, files), *(["parents"] if with_parents else [])]
 
 
 def identity_of(split: Split) -> list[Any]:

@@ -196,3 +196,18 @@ def test_results_name_their_code(grown: tuple[Path, list[str]]) -> None:
     for step in TAKEN_OVER:
         stored = [json.loads(path.read_text()) for path in (grown[0] / FOLDER / step).iterdir()]
         assert {each["code"] for each in stored} == {code_digest()}
+
+
+def test_a_dry_run_counts_the_written_parts_of_rows_with_parents(spark, tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / f"{name}.jsonl").write_text(
+            json.dumps({"text": f"A text of {name}.", "of": "http://a.org/"}) + "\n"
+        )
+
+    def recipe(names: str):
+        return read_recipe("web", [f'source.paths=["{tmp_path}/[{names}].jsonl"]', "source.parents_field=of"])
+
+    run = Store(str(tmp_path / "run"))
+    run_steps(spark, prepare(recipe("a"), "documents"), run, 2)
+    (plan,) = plan_steps(prepare(recipe("ab"), "documents"), run)
+    assert plan.state == "to build, 1 of 2 parts are written"
