@@ -376,7 +376,7 @@ def step_content(run: Prepared, step: Step) -> dict[str, Any]:
             for key, settings in (
                 [(stage.name, settings_of_sources(run.recipe, step))]
                 if isinstance(stage, Source)
-                else own_settings(run, stage.name, step)
+                else own_settings(run, stage, step)
             )
         },
         "models": {f"{stage}/{name}": model.sha256 for stage, named in models.items() for name, model in named.items()},
@@ -389,18 +389,22 @@ def settings_of_sources(recipe: Recipe, step: Step) -> dict[str, Any]:
     return found if recipe.has_several_sources else next(iter(found.values()))
 
 
-def own_settings(run: Prepared, stage: str, step: Step) -> Iterator[tuple[str, dict[str, Any]]]:
+def own_settings(run: Prepared, stage: Stage, step: Step) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield the settings of a stage that change what a step writes, and those of each source if they differ.
 
-    Settings of a source also differ if they name no list or model where those of the run do.
+    Settings of a source also differ if they name no list or model where those of the run do, or if equal ones have
+    quantiles of the documents of this source alone.
     """
     shared: dict[str, Any] = {}
-    for key, section in sections_of_stage(run.recipe, stage).items():
+    quantiles = stage.quantiles if isinstance(stage, PerDocument) and step.settings == "decision" else None
+    for key, section in sections_of_stage(run.recipe, stage.name).items():
         settings = settings_of(section, step)
-        has_none = run.recipe.has_several_sources and stage in run.models and key not in run.models
-        if key == stage or settings != shared or has_none:
+        has_none = run.recipe.has_several_sources and stage.name in run.models and key not in run.models
+        # if both have models, the names of these differ
+        has_own = quantiles is not None and key not in run.models and bool(quantiles(section))
+        if key == stage.name or settings != shared or has_none or has_own:
             yield key, settings
-        shared = settings if key == stage else shared
+        shared = settings if key == stage.name else shared
 
 
 def settings_of(section: Section, step: Step) -> dict[str, Any]:

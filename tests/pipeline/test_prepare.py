@@ -10,12 +10,15 @@ import pytest
 
 from jobs.recipe import read_recipe
 from pipeline.engine.step import Step
+from pipeline.perplexity.compile import compile_lm
 from pipeline.prepare import Prepared, find_version, prepare, step_content, step_identity
+from schemas.config import Recipe
 from schemas.errors import ContractError
 from schemas.manifest import FROM_INPUT, TableVersion, make_manifest, write_manifest
 from schemas.storage import Store
 from schemas.takedown import FIGURE, Descent
 from tests.support.demo_run import RECIPE, SMALL
+from tests.support.tiny_arpa import TINY, write_arpa
 
 Inputs = dict[str, TableVersion]
 
@@ -75,6 +78,32 @@ def test_a_source_without_the_lists_of_the_run_makes_other_tables(tmp_path: Path
         identities.append(step_identity(run, run.steps[0], {}))
         assert (f"source.books.{section}" in step_content(run, run.steps[0])["config"]) == bool(own)
     assert len({*identities}) == 2
+
+
+def recipe_of_two(folder: Path, more: str, *overrides: str) -> Recipe:
+    """The recipe of the sources web and books, each of one file, that ends with the lines `more`."""
+    sources = ""
+    for name in ("web", "books"):
+        if not (folder / f"{name}.jsonl").exists():
+            (folder / f"{name}.jsonl").write_text('{"text": "one"}\n')
+        sources += f'[[source]]\nname = "{name}"\npaths = ["{folder}/{name}.jsonl"]\n'
+    (folder / "recipe.toml").write_text(sources + more)
+    return read_recipe(str(folder / "recipe.toml"), [f'models.cache="{folder}"', *overrides])
+
+
+def test_a_source_with_the_same_limits_for_itself_has_other_verdicts(tmp_path: Path) -> None:
+    """Its quantiles are those of its own documents, and the limits of the others no longer see these."""
+    compile_lm(write_arpa(tmp_path / "en.arpa", TINY), str(tmp_path / "en.lm"), None, "en")
+    limits = "[source.paragraphs]\nmax_quantile = 0.9\n"
+    shared = (
+        f'[perplexity]\nscorer = "ngram"\nmodels = {{ en = "{tmp_path}/en.lm" }}\n[paragraphs]\nmax_quantile = 0.9\n'
+    )
+    same: dict[str, bool] = {}
+    runs = [prepare(recipe_of_two(tmp_path, own + shared), "paragraphs") for own in ("", limits)]
+    for name in ("documents", "scores", "verdicts"):
+        identities = {step_identity(run, step_of(run, name), {}) for run in runs}
+        same[name] = len(identities) == 1
+    assert same == {"documents": True, "scores": True, "verdicts": False}
 
 
 @pytest.mark.parametrize(
