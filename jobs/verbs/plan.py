@@ -46,6 +46,9 @@ BUDGETS: dict[str, tuple[str, type, str]] = {
     "usd-per-gpu-hour": ("cluster.usd_per_gpu_hour", float, "price of a device hour"),
 }
 """Flags of `plan`: the setting that each sets, its type and its help text."""
+KEPT = ("train", "checkpoint", "guard")
+"""Sections of which the plan of a trained run keeps every setting, also those that `penstock train --set` has made. The
+execution settings of the others are those of the recipe, because a plan also holds values that devices gave them."""
 WRITTEN = (DATASET, "train")
 """The folders of a run to which `plan` writes: the manifest of a union, and the plan with its files."""
 
@@ -189,13 +192,13 @@ def _settings(run: Store, overrides: Sequence[str], name: str) -> Settings:
     recipe = stored_recipe(run, overrides, name)
     if not _is_trained(run):
         return with_checkpoint_formats(run, with_recipe(settings_of(recipe)))
-    # The plan also holds execution settings that were automatic before the run started on its first devices.
     trained, given = read_plan(run).settings.to_json(), read_run(run).recipe
     values = {
         name: {key: value for key, value in given.get(name, {}).items() if key in kind.fields_of("execution")}
         | {key: value for key, value in trained.get(name, {}).items() if key not in kind.fields_of("execution")}
         for name, kind in SECTIONS.items()
     }
+    values |= {name: trained.get(name, {}) for name in KEPT}
     return load_settings(values, overrides, f"{run.uri}/{PLAN_NAME}")
 
 

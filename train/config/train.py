@@ -144,8 +144,8 @@ class TrainConfig(Section):
     """Probability with which each number of the input embeddings is dropped in training. Source: Vaswani et al. 2017,
     arXiv 1706.03762, section 5.4."""
     skip_file: str = execution("")
-    """Path of the skip list below the run's train folder; empty = none. Not a content field: checkpoints store its
-    digest."""
+    """Path of the skip list below the run's train folder; empty = `skips.txt`, which rewinds write, if it exists. Not a
+    content field: checkpoints store its digest."""
     eval_every: int = execution(100, ge=0)
     """Steps between two evaluations of the held-out loss; 0 = never."""
     eval_sequences: int = execution(64, ge=1)

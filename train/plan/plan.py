@@ -275,16 +275,17 @@ def settings_beyond_recipe(run: Store) -> list[str]:
 # Files of a run that, with its plan, determine the order of its samples: the skip list and the packed rows.
 
 SKIPS_OF_REWINDS = "skips.txt"
-"""Name of the default skip list of a run that rewinds after spikes."""
+"""Name of the skip list that rewinds write, if no setting names another one. It counts whether or not later starts of
+the run rewind, because the samples in it are skipped in its checkpoints."""
 
 
 def skip_name(settings: Settings) -> str:
-    """Return the path of a run's skip list relative to its train folder; empty = none."""
-    return settings.train.skip_file or (SKIPS_OF_REWINDS if settings.guard.rewinds else "")
+    """Return the path of a run's skip list relative to its train folder."""
+    return settings.train.skip_file or SKIPS_OF_REWINDS
 
 
 def read_skips(run: Store, settings: Settings) -> SkipList:
-    """Return the current skip list of a run; empty if rewinds write the list and there was no rewind yet."""
+    """Return the current skip list of a run; empty if no setting names one and rewinds have not written one."""
     name = skip_name(settings)
     if name == SKIPS_OF_REWINDS and not run.exists(f"train/{name}"):
         return NO_SKIPS

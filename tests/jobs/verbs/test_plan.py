@@ -202,6 +202,20 @@ def test_the_plan_of_a_run_that_is_trained_is_printed(runs: list[Path], capsys: 
     assert "plan kept, because the run has checkpoints" in capsys.readouterr().out
 
 
+def test_a_plan_of_a_trained_run_keeps_what_training_has_set(
+    runs: list[Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["plan", str(runs[0]), "--quiet", "--set", "train.weights={}"]) == 0
+    (runs[0] / "train/own.txt").write_text("")
+    kept = ["checkpoint.keep=9", "train.log_every=3", 'train.skip_file="own.txt"']
+    with open_ranks() as ranks:
+        assert train(Store(str(runs[0])), kept, ranks) == 0
+    assert main(["plan", str(runs[0]), "--quiet", "--set", "plan.world_sizes=[1,2]"]) == 0
+    settings = read_plan(Store(str(runs[0]))).settings
+    assert (settings.checkpoint.keep, settings.train.log_every, settings.train.skip_file) == (9, 3, "own.txt")
+    assert settings.plan.world_sizes == (1, 2)
+
+
 def test_a_misspelled_folder_is_neither_made_nor_locked(runs: list[Path], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", str(runs[0].with_name("firts"))]) == 2
     assert "expected a run folder, got no such folder (did you mean" in capsys.readouterr().err

@@ -432,6 +432,14 @@ def test_a_list_that_is_handed_on_is_kept_out_from_the_beginning(quarantined: Pa
 
 
 @dist
+def test_a_run_with_a_quarantine_resumes_without_one_and_skips_the_same(tmp_path: Path) -> None:
+    run = trained(make_run(tmp_path / "run", WATCHING | {"quarantine": True}), 2)
+    again = trained(tiny_runs.cut_back(copied(run, tmp_path / "again"), 20), 2, "guard.quarantine=false")
+    assert_same_bits(again, run)
+    assert_kept_out(again)
+
+
+@dist
 def test_a_run_that_only_reported_resumes_with_a_quarantine(reported: tuple[Path, str], tmp_path: Path) -> None:
     run = tiny_runs.cut_back(copied(reported[0], tmp_path / "run"), 15)
     results = tiny_runs.train(run, 2, "guard.quarantine=true")
