@@ -31,7 +31,7 @@ from train.model.declared import check_code
 from train.model.draw import BY_TENSOR
 from train.model.shape import ModelShape, OwnShape, active_parameters, num_parameters
 from train.optim.schedule import ScheduleInputs, StageSchedule
-from train.parallel.layout import axes_of, check_layout, data_ranks
+from train.parallel.layout import axes_of, axes_problem, data_ranks, layout_problems
 from train.plan.rules import SourcedFigure
 
 CHECKED_FIGURES = ("steps", "global_batch", "warmup_steps", "learning_rate")
@@ -439,23 +439,37 @@ def check_document_mask(shape: ModelShape, settings: Settings, kind: str) -> Non
 
 
 def check_ranks(plan: Plan, world_size: int) -> None:
-    """Check that a plan can be trained on `world_size` ranks. Raises ConfigError if it cannot."""
+    """Check that a plan can be trained on `world_size` ranks. Raises ConfigError that names every problem."""
     check_code(plan.shape)
-    settings = plan.settings
+    if problems := rank_problems(plan, plan.settings, world_size):
+        raise ConfigError(
+            f"layout: {len(problems)} problem(s) with {world_size} rank(s); nothing was started\n  "
+            + "\n  ".join(problems)
+        )
+
+
+def rank_problems(plan: Plan, settings: Settings, world_size: int) -> list[str]:
+    """Return an error text for each reason why a plan cannot be trained on `world_size` ranks under `settings`."""
     # Held-out rows have the length of train.seq_len in every stage.
     measured = [row_length(settings.train)] if settings.train.eval_every else []
+    problems = dict[str, None]()
     for stage in plan.stages:
         lengths = [row_length(settings.train, stage.seq_len), *measured]
-        check_layout(plan.shape, settings, world_size, lengths, stage.global_batch)
+        problems |= dict.fromkeys(layout_problems(plan.shape, settings, world_size, lengths, stage.global_batch))
+        if axes_problem(settings.layout, world_size) is not None:
+            continue
         groups = data_ranks(axes_of(settings.layout, world_size))
         if groups > stage.global_batch:
-            raise ConfigError(
+            text = (
                 f"train.global_batch: expected at least {groups} sequences, one for each data-parallel group of ranks, "
                 f"got {stage.global_batch}. Set train.global_batch, or global_batch of the entry in train.stages, to "
                 f"at least {groups}."
             )
+            problems[text] = None
     if settings.layout.compress != "none" and world_size == 1:
-        raise ConfigError(
+        text = (
             f"layout.compress = {settings.layout.compress}: expected at least 2 ranks that exchange gradients, got "
             'one rank. Start more ranks, or set layout.compress = "none".'
         )
+        problems[text] = None
+    return [*problems]

@@ -11,14 +11,13 @@ from dataclasses import dataclass
 
 from schemas.text import format_bytes, text_table
 from train.config.settings import AUTO, Settings
-from train.data.stages import StagePlan
+from train.data.stages import StagePlan, row_length
 from train.model.shape import ModelShape, OwnShape, flops_per_token, num_parameters
 from train.parallel.layout import (
     axes_of,
     axes_problem,
     data_ranks,
     layers_of,
-    layout_problems,
     num_micro_batches,
     rows_of,
     stages_of,
@@ -26,7 +25,7 @@ from train.parallel.layout import (
 from train.parallel.memory import Memory
 from train.parallel.metadata import metadata_bytes
 from train.parallel.own_memory import checkpoint_bytes_of_any, memory_of_any
-from train.plan.plan import Plan
+from train.plan.plan import Plan, rank_problems
 from train.plan.rules import SourcedFigure
 
 WIDTH = 118
@@ -245,8 +244,7 @@ def describe_run(plan: Plan, settings: Settings, world_size: int, device: RankDe
     `plan.device_memory` or else with the memory of `device`. A last line has the memory on a GPU, if `device` is none.
     """
     given, settings = settings, settings.for_device(device.kind)
-    lengths, batches = [stage.seq_len for stage in plan.stages], [stage.global_batch for stage in plan.stages]
-    problems = list(layout_problems(plan.shape, settings, world_size, lengths, plan.global_batch))
+    batches, problems = [stage.global_batch for stage in plan.stages], rank_problems(plan, settings, world_size)
     lines = [f"{world_size} rank(s), nothing was started"]
     lines += [f"!! {problem}" for problem in problems]
     lines += _model(plan, settings, device)
@@ -395,7 +393,8 @@ def _rank_memory(plan: Plan, settings: Settings, world_size: int, device: RankDe
 
 def _need(plan: Plan, stage: int, settings: Settings, world_size: int, device: str) -> Memory:
     chosen = plan.stages[stage]
-    return memory_of_any(plan.shape, settings, world_size, (chosen.seq_len, chosen.global_batch), device)
+    batch = row_length(settings.train, chosen.seq_len), chosen.global_batch
+    return memory_of_any(plan.shape, settings, world_size, batch, device)
 
 
 def _steps(plan: Plan) -> Iterator[str]:
@@ -421,4 +420,5 @@ def _cost(plan: Plan, settings: Settings, world_size: int) -> Iterator[str]:
 
 
 def _flops_of_step(plan: Plan, stage: StagePlan) -> int:
-    return flops_per_token(plan.shape, stage.seq_len) * stage.global_batch * stage.seq_len
+    length = row_length(plan.settings.train, stage.seq_len)
+    return flops_per_token(plan.shape, length) * stage.global_batch * length

@@ -131,7 +131,7 @@ def test_what_does_not_divide_or_fit_is_loud(raw: dict[str, Any], world_size: in
 
 
 def test_all_problems_stand_at_the_top() -> None:
-    lines = described({"layout": {"tensor": 3, "context": 5}}, 8)
+    lines = described({"layout": {"tensor": 3, "context": 5}, "train": {"seq_len": 128}}, 8)
     assert len(loud(lines)) == 5
     assert lines[1:6] == loud(lines)
     assert not [line for line in lines if line.startswith(("memory", "rows"))]
@@ -176,3 +176,25 @@ def test_time_at_the_peak_of_the_devices() -> None:
     lines = described({"train": {"peak_flops": 1e12}}, 4)
     seconds = flops_per_token(SHAPE, 128) * 819_200 / 4 / 1e12
     assert f"  {seconds:.3g} s at the peak of the devices (1e+12 FLOP/s each)" in lines
+
+
+def test_every_reason_to_refuse_a_run_is_loud() -> None:
+    compressed = {"layout": {"data": "ddp", "compress": "powersgd"}}
+    (line,) = loud(described(compressed, 1))
+    assert line.startswith("!! layout.compress = powersgd: expected at least 2 ranks")
+    lines = loud(described({"layout": {"context": 2}, "train": {"seq_len": 129}}, 2))  # the length of held-out rows
+    assert lines[0] == (
+        "!! train.seq_len: expected a multiple of context · tensor = 2, got 129, which leaves 1. Set train.seq_len to "
+        "128."
+    )
+
+
+def test_rows_of_spans_are_longer_than_their_tokens() -> None:
+    objective = {"objective": "span", "document_mask": False, "mask_share": 0.5, "mean_span": 2.0, "seq_len": 128}
+    spans = {"train": objective}
+    positions = 128 + 2 * 32  # two sentinels for each span of two of 64 tokens
+    lines, flops = described(spans, 1), flops_per_token(SHAPE, positions) * 64 * positions
+    assert f"FLOPs: {flops:.3g} a step, {100 * flops:.3g} in all, {100 * flops:.3g} on each rank" in lines
+    settings = load_settings(spans, [], "test")
+    need = memory_of_rank(SHAPE, settings, 1, positions, 64, "cuda")
+    assert any(line.startswith(f"memory of a rank (cuda), estimated: {format_bytes(need.peak)} at") for line in lines)
