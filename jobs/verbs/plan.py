@@ -153,7 +153,7 @@ def _planned(arguments: Arguments, run: Store, scratch: Store) -> int:
     if mix is not None:
         overrides += mix_overrides(mix, dataset, arguments.overrides)
     place = scratch if arguments.dry_run else run
-    plan, search_text = choose_layout(make_plan(place, dataset, _settings(run, overrides, name)))
+    plan, search_text = choose_layout(make_plan(place, dataset, _settings(run, overrides, name), run))
     if not arguments.dry_run:
         check_resumable(run, dataset, plan)
         if mix is not None:
@@ -214,7 +214,7 @@ def _print_stored(run: Store, dataset: Dataset, quiet: bool) -> int:
 def _plan_without_overrides(run: Store, scratch: Store) -> Plan | None:
     """Return the plan of the settings before this command; None if they make no plan."""
     try:
-        return make_plan(scratch, open_dataset(run), _settings(run, [], run.uri))
+        return make_plan(scratch, open_dataset(run), _settings(run, [], run.uri), run)
     except ConfigError:
         return None  # for instance, no size suits the data before this command gives one
 

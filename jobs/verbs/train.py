@@ -26,7 +26,14 @@ from train.config.settings import Settings
 from train.monitor.wandb_log import check_wandb
 from train.parallel.devices import cluster_of
 from train.plan.make_plan import make_plan
-from train.plan.plan import check_overrides, check_ranks, check_settings_used, read_settings, settings_beyond_recipe
+from train.plan.plan import (
+    check_overrides,
+    check_ranks,
+    check_settings_used,
+    rank_problems,
+    read_settings,
+    settings_beyond_recipe,
+)
 from train.plan.text import RankDevice, describe_run, peak_memory
 from train.remote.work import check_cache_given
 from train.takedown_replay import begin_replay, describe_replay, plan_replay
@@ -113,7 +120,7 @@ def train_command(arguments: Arguments) -> int:
         check_cache_given(run, settings.train)
         check_wandb(settings.train)
         if arguments.dry_run:
-            return _dry_run(dataset, settings, arguments.ranks)
+            return _dry_run(run, dataset, settings, arguments.ranks)
         # Each rank checks this too; here the error is printed once, before any rank starts, and no restart repeats it.
         check_ranks(make_plan(run, dataset, settings), arguments.ranks)
         with lock_training(run, "penstock train"):
@@ -135,20 +142,26 @@ def train_command(arguments: Arguments) -> int:
     os.execve(sys.executable, [sys.executable, "-m", "train.start", *log_words(), *command], environment)
 
 
-def _dry_run(dataset: Dataset, settings: Settings, num_ranks: int) -> int:
+def _dry_run(run: Store, dataset: Dataset, settings: Settings, num_ranks: int) -> int:
+    """Print what a training would be; return 2 if it would be refused or needs too much memory, else 0."""
     # A plan that needs too much memory is rejected; a dry run prints it.
     unlimited = settings.plan.model_copy(update={"device_memory": None})
     with tempfile.TemporaryDirectory() as scratch:  # the index of packed rows is written there, not to the run
-        plan = make_plan(Store(scratch), dataset, settings.model_copy(update={"plan": unlimited}))
+        plan = make_plan(Store(scratch), dataset, settings.model_copy(update={"plan": unlimited}), run)
         device = _device_of_rank(settings, num_ranks)
         print(describe_run(plan, settings, num_ranks, device))
+        if rank_problems(plan, settings, num_ranks):
+            return 2
+        limit = settings.plan.device_memory or device.memory
+        needed = peak_memory(plan, settings.for_device(device.kind), num_ranks, device.kind)
+        if limit is not None and needed > limit:
+            return 2
         try:
-            check_ranks(make_plan(Store(scratch), dataset, settings), num_ranks)
-        except ConfigError:
-            return 2  # the text above describes the problem
-    if settings.plan.device_memory is not None or device.memory is None:
-        return 0
-    return 2 if peak_memory(plan, settings.for_device(device.kind), num_ranks, device.kind) > device.memory else 0
+            make_plan(Store(scratch), dataset, settings, run)
+        except ConfigError as error:
+            print(f"!! {error}")
+            return 2
+    return 0
 
 
 def _device_of_rank(settings: Settings, num_ranks: int) -> RankDevice:

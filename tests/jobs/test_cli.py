@@ -410,6 +410,12 @@ def test_a_dry_run_shows_what_would_be_and_writes_nothing(monkeypatch, tmp_path,
     assert sorted(run.walk()) == before
     assert main(["train", run.uri, "--dry-run", "--set", "plan.d_model=64"]) == 2
     assert "`penstock plan`" in capsys.readouterr().err
+    compressed = ["--set", "layout.data=ddp", "--set", "layout.compress=powersgd"]
+    assert main(["train", run.uri, "--dry-run", *room, *compressed]) == 2
+    assert "!! layout.compress = powersgd: expected at least 2 ranks" in capsys.readouterr().out
+    write_run(run, read_run(run).model_copy(update={"recipe": recipe | {"cluster": {"device": "h100-sxm"}}}))
+    assert main(["train", run.uri, "--dry-run"]) == 2  # of the device that the recipe names
+    assert "!! does not fit: plan.device_memory is 1 kB" in capsys.readouterr().out
 
 
 def test_megatron_files_are_written_without_torch(tmp_path, capsys):

@@ -8,6 +8,7 @@ disagreement of Kaplan et al. to leaving it out. Rules that were fitted without 
 import math
 from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
+from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any, NamedTuple
 
@@ -15,7 +16,7 @@ from schemas.errors import ConfigError
 from schemas.origin import ModelOrigin
 from schemas.storage import Store
 from schemas.tokens import Dataset
-from train.checkpoint.folder import rule_of_weights
+from train.checkpoint.folder import list_checkpoints, rule_of_weights
 from train.config.plan import PlanConfig
 from train.config.recipe import resolve_recipe
 from train.config.settings import Settings
@@ -40,17 +41,19 @@ from train.plan import rules
 from train.plan.advice import advice, costly_padding, unread_copies, unusual_proportions
 from train.plan.figures import MAX_WARMUP, DatasetOffer, figures_of_plan, memory_needed
 from train.plan.origin import open_origin, sizing_of
-from train.plan.plan import Plan, check_parametrization, check_windows
+from train.plan.plan import Plan, check_parametrization, check_windows, stored_plan
 from train.plan.target import check_size_reached, read_own_law, target_of, tokens_of_shape
 
 
-def make_plan(run: Store, dataset: Dataset, settings: Settings) -> Plan:
-    """Return the plan for a dataset. Write the index of packed rows if it is required and missing.
+def make_plan(run: Store, dataset: Dataset, settings: Settings, trained: Store | None = None) -> Plan:
+    """Return the plan for a dataset. Write the index of packed rows to `run` if it is required and missing.
 
-    Raises ConfigError if settings contradict each other, or if the dataset is too small for them.
+    `trained`: the run whose checkpoints the plan continues; None = `run`. Raises ConfigError if settings contradict
+    each other, or if the dataset is too small for them.
     """
     _check_documents(dataset)
-    settings, sized_by, weights = _resolved(dataset, settings)
+    trained = trained or run
+    settings, sized_by, weights = _resolved(trained, dataset, settings)
     vocab_size = weights.shape.vocab_size if weights else dataset.tokenizer.vocab_size
     sizing, train, optim = sized_by.plan, settings.train, settings.optim
     for seq_len in stage_lengths(train):
@@ -91,7 +94,7 @@ def make_plan(run: Store, dataset: Dataset, settings: Settings) -> Plan:
         learning_rate=rate,
         flops_per_token=flops_per_token(shape, row_length(train, stages[0].seq_len)),
         settings=settings,
-        initial_weights=rule_of_weights(run),
+        initial_weights=rule_of_weights(trained),
         origin=weights.origin if weights else None,
         figures=[],
     )
@@ -132,7 +135,7 @@ class _Weights(NamedTuple):
     """The shape of the model that begins from them, which is its shape in every respect."""
 
 
-def _resolved(dataset: Dataset, settings: Settings) -> tuple[Settings, Settings, _Weights | None]:
+def _resolved(run: Store, dataset: Dataset, settings: Settings) -> tuple[Settings, Settings, _Weights | None]:
     """Return the settings with the values of their law file and recipe, and how the model is sized.
 
     That is the settings with the shape of the weights to begin from, and these weights; None = random weights. Raises
@@ -149,12 +152,25 @@ def _resolved(dataset: Dataset, settings: Settings) -> tuple[Settings, Settings,
             f"train.init_from: expected a transformer of Penstock, got plan.model = {settings.plan.model}. Remove one "
             "of the two settings."
         )
-    weights = _Weights(*open_origin(settings.train.init_from, dataset))
+    weights = _open_weights(run, dataset, settings.train.init_from)
     # The shape is that of the weights, so a recipe only sets the optimizer.
     sized_by = resolve_recipe(settings.model_copy(update={"plan": sizing_of(weights.shape, settings.plan)}))
     check_windows(sized_by)
     check_parametrization(sized_by)
     return settings.model_copy(update={"optim": sized_by.optim}), sized_by, weights
+
+
+def _open_weights(run: Store, dataset: Dataset, path: str) -> _Weights:
+    """Return the weights at the path `train.init_from`, or those in the plan of a run that no longer needs the path.
+
+    Raises ConfigError or ContractError as `open_origin` does.
+    """
+    if not Path(path).exists() and list_checkpoints(run):  # the newest checkpoint has what became of the weights
+        plan = stored_plan(run)
+        began = plan is not None and plan.settings.train.init_from == path
+        if plan is not None and began and plan.origin is not None and not isinstance(plan.shape, OwnShape):
+            return _Weights(plan.origin, plan.shape)
+    return _Weights(*open_origin(path, dataset))
 
 
 def _offered(

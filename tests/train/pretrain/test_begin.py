@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from jobs.cli import main
 from jobs.verbs.takedown import describe_effects, effects_of
 from pipeline.takedown.exports import describe_exports, exports_with
 from schemas.errors import ConfigError, ContractError
@@ -39,6 +40,7 @@ from train.monitor.metrics import last_metrics
 from train.parallel.devices import RunDevices
 from train.parallel.ranks import open_ranks
 from train.plan.layouts import plan_for_devices
+from train.plan.make_plan import make_plan
 from train.plan.plan import Plan, read_plan
 from train.plan.text import print_plan
 
@@ -59,8 +61,8 @@ def old(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return trained(make_run(tmp_path_factory.mktemp("old") / "run", SHORT), 2)
 
 
-def new_run(folder: Path, source: object, **sections: dict[str, object]) -> Path:
-    changes = SHORT | {"plan": NO_SHAPE, "train": SHORT["train"] | {"init_from": str(source), "seed": 5}}
+def new_run(folder: Path, weights: object, **sections: dict[str, object]) -> Path:
+    changes = SHORT | {"plan": NO_SHAPE, "train": SHORT["train"] | {"init_from": str(weights), "seed": 5}}
     return make_run(folder, {name: changes.get(name, {}) | sections.get(name, {}) for name in {**changes, **sections}})
 
 
@@ -87,9 +89,22 @@ def test_a_run_begins_from_a_checkpoint_in_any_layout(old: Path, tmp_path: Path,
     if ranks == 1:
         receipts = [(own.destination, own.checkpoint) for own in read_receipts(Store(str(old)))]
         assert receipts == [(str(run), notes(old)[-1].name)]
-        # The old run is not needed to resume, and the result has the same bits.
-        whole = copied(run, tmp_path / "resumed")
-        assert_same_bits(trained(cut_back(whole, 2), 1), run)
+
+
+def test_the_old_run_is_not_needed_to_resume(old: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source = copied(old, tmp_path / "source")
+    run = trained(new_run(tmp_path / "run", source, source={"paths": ["x"]}), 1)
+    began = read_plan(Store(str(run))).origin
+    shutil.rmtree(source)
+    again = cut_back(copied(run, tmp_path / "again"), 2)
+    assert main(["plan", str(again), "--quiet", "--set", "plan.world_sizes=[1]"]) == 0
+    assert main(["train", str(again), "--dry-run"]) == 0
+    # `penstock train` plans before it starts the ranks.
+    assert make_plan(Store(str(again)), open_dataset(Store(str(again))), plan_of(again).settings).origin == began
+    assert_same_bits(trained(again, 1, "train.log_every=5"), run)
+    fresh = new_run(tmp_path / "fresh", source, source={"paths": ["x"]})
+    assert main(["train", str(fresh), "--dry-run"]) == 2
+    assert "train.init_from: expected a run with a checkpoint" in capsys.readouterr().err
 
 
 def test_a_checkpoint_of_an_earlier_step_and_the_line_of_origins(old: Path, tmp_path: Path) -> None:
