@@ -220,9 +220,9 @@ def flops_utilisation(
 ) -> float | None:
     """Return model FLOPs utilization, 0 to 1; None = the peak is not known.
 
-    `positions_per_second`: positions of global batches, with or without a target. `flops_per_token`: FLOPs of the plan,
-    without a discount for the causal mask and without recomputation. `peak_flops`: dense bf16 peak of a GPU [FLOPs/s],
-    in every precision.
+    `positions_per_second`: positions of global batches, with or without a target. `flops_per_token`: FLOPs in rows of
+    their length, without a discount for the causal mask and without recomputation. `peak_flops`: dense bf16 peak of a
+    GPU [FLOPs/s], in every precision.
     Source: Chowdhery et al. 2022, arXiv 2204.02311, appendix B.
     """
     return None if peak_flops is None else flops_per_token * positions_per_second / (ranks * peak_flops)

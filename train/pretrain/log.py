@@ -11,6 +11,7 @@ from schemas.text import printable
 from train.checkpoint.save import SaveFailed, SaveOutcome
 from train.data.batches import Batches
 from train.data.stages import row_length
+from train.model.shape import flops_per_token
 from train.monitor.events import (
     EVENTS_NAME,
     EarlyStop,
@@ -246,7 +247,8 @@ def step_metrics(
     stage = batches.order.place(step - 1)[0]
     losses, tokens = metrics_by_source(batches.order.sources, measured.losses, measured.counts)
     plan, total, compressor = setup.plan.stages[stage], round(sum(measured.counts)), learner.model.compressor
-    positions = plan.global_batch * row_length(setup.settings.train, plan.seq_len) / seconds
+    length = row_length(setup.settings.train, plan.seq_len)
+    flops, positions = flops_per_token(setup.plan.shape, length), plan.global_batch * length / seconds
     compressed = compressor is not None and setup.settings.layout.compress != "none"
     cuda = torch.cuda.is_available() and setup.layout.device == "cuda"
     metrics = StepMetrics(
@@ -260,7 +262,7 @@ def step_metrics(
         losses=losses,
         source_tokens=tokens,
         model=learner.model.figures_of(measured.model_sums),
-        mfu=flops_utilisation(positions, setup.plan.flops_per_token, setup.layout.ranks, setup.peak_flops),
+        mfu=flops_utilisation(positions, flops, setup.layout.ranks, setup.peak_flops),
         bytes_sent=compressor.bytes_sent if compressor is not None and compressed else None,
         bytes_plain=compressor.bytes_plain if compressor is not None and compressed else None,
         memory=torch.cuda.max_memory_allocated() if cuda else None,

@@ -9,6 +9,7 @@ from schemas.storage import Store
 from tests.support.tiny_dataset import make_tiny_dataset
 from tests.support.tiny_runs import make_run
 from tests.train.plan.test_make_plan import of_size, settings, values
+from train.model.shape import flops_per_token
 from train.monitor.metrics import read_metrics
 from train.plan.layouts import choose_layout
 from train.plan.make_plan import make_plan
@@ -132,6 +133,19 @@ def test_an_mfu_of_a_run_is_by_the_device_that_was_planned_for(run: Store, capsy
     step = read_metrics(run)[-1]
     rate = plan.global_batch * plan.seq_len / step.step_seconds
     assert step.mfu == pytest.approx(plan.flops_per_token * rate / 1.5e11)
+
+
+def test_an_mfu_is_by_the_length_of_the_rows_of_its_stage(tmp_path: Path) -> None:
+    stages = [{"tokens": 1024}, {"seq_len": 256, "global_batch": 1}]
+    changes = {"seq_len": 8, "global_batch": 64, "steps": 4, "eval_every": 0, "peak_flops": 1e12, "stages": stages}
+    run = Store(str(make_run(tmp_path / "run", {"train": changes})))
+    assert pretrain([run.uri]) == 0
+    plan, lines = read_plan(run), read_metrics(run)
+    assert [line.stage for line in lines] == [1, 1, 2, 2]
+    for line, (length, positions) in zip(lines, [(8, 512), (8, 512), (256, 256), (256, 256)], strict=True):
+        flops = flops_per_token(plan.shape, length) * positions
+        assert line.mfu == pytest.approx(flops / line.step_seconds / 1e12)
+    assert flops_per_token(plan.shape, 256) > 1.5 * flops_per_token(plan.shape, 8)
 
 
 @pytest.mark.parametrize(("device", "least", "peak"), [("h100-sxm", 300_000, 989.4e12), ("a100-80gb", 150_000, 312e12)])
