@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar, get_args
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
+from pydantic.fields import FieldInfo
 
 from schemas.errors import ConfigError
 from schemas.secrets import secrets_in, shown_value
@@ -53,6 +54,11 @@ class Section(BaseModel):
             raise ValueError(f"expected another value than true or false, got {value!r}")
         return value
 
+    @field_validator("*", mode="before")
+    @classmethod
+    def _off_by_name(cls, value: object, field: ValidationInfo) -> object:
+        return None if value == OFF and can_be_off(cls.model_fields[str(field.field_name)]) else value
+
     @classmethod
     def table_class(cls) -> "type[Section]":
         """Return the class of the tables of an array `[[section]]`."""
@@ -73,6 +79,17 @@ class Section(BaseModel):
     def decisions(self) -> dict[str, Any]:
         """Return the fields that only change decisions on stored measurements, as JSON values."""
         return self.model_dump(mode="json", include=self.fields_of("decision"))
+
+
+OFF = "none"
+"""The value that turns off a setting whose default is another value. TOML has no null, and an absent key means the
+default."""
+
+
+def can_be_off(info: FieldInfo) -> bool:
+    """Return True if a setting may be None, and None is not its default, so that a recipe writes it as OFF."""
+    is_nullable = type(None) in get_args(info.annotation) and not info.is_required()
+    return is_nullable and info.get_default(call_default_factory=True) is not None
 
 
 def _has_bool(value: object) -> bool:

@@ -15,7 +15,7 @@ from annotated_types import Ge, Gt, Le, Lt, MaxLen, MinLen
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from schemas.config import Section
+from schemas.config import OFF, Section, can_be_off
 from schemas.entries import value_type
 
 UNSET = "unset"
@@ -73,7 +73,7 @@ def _setting(name: str, info: FieldInfo) -> SettingDoc:
     nested = _table_of(info.annotation)
     return SettingDoc(
         key=name,
-        type=type_text(info.annotation),
+        type=type_text(info.annotation).replace(UNSET, f'"{OFF}"' if can_be_off(info) else UNSET),
         default=toml_value(info.get_default(call_default_factory=True)) if not info.is_required() else UNSET,
         range=range_text(info.metadata, "character" if _is_text(info.annotation) else "item"),
         unit=unit.group(1) if unit else "",

@@ -62,8 +62,8 @@ class DecontaminateConfig(Section):
     min_piece_chars: int = Field(200, ge=0)
     """Least length of a text fragment between two cuts; shorter fragments are cut too [code points]."""
     max_pieces: int | None = decision(10, ge=1)
-    """Most fragments that the cuts may leave of a document [fragments]. A document with more is dropped. None: no
-    limit."""
+    """Most fragments that the cuts may leave of a document [fragments]. A document with more is dropped. "none":
+    no limit."""
     min_pieces: int = decision(1, ge=1)
     """Least fragments that the cuts must leave of a document [fragments]. A document with fewer is dropped."""
     canaries: tuple[str, ...] = ()
@@ -71,8 +71,8 @@ class DecontaminateConfig(Section):
     canary_ignore_case: bool = False
     """Whether canaries are matched without regard to case."""
     max_canaries: int | None = decision(0, ge=0)
-    """Most occurrences of canaries in a document that is kept. None: occurrences are counted, and no document is
-    dropped."""
+    """Most occurrences of canaries in a document that is kept. "none": occurrences are counted, and no document
+    is dropped."""
 
     @property
     def ngram_limit(self) -> int | None:

@@ -16,7 +16,7 @@ from pipeline.disclosure.dataset_card import CardText, DescribedPart, dataset_ca
 from pipeline.disclosure.hub import SHOWN_LANGUAGES, CardSection, HubCard
 from pipeline.disclosure.markdown import code, escaped, table
 from pipeline.disclosure.table_facts import facts_of_tables
-from schemas.config import Recipe
+from schemas.config import OFF, Recipe, can_be_off
 from schemas.manifest import TableVersion
 from schemas.overrides import toml_text
 from schemas.text import printable_block, printable_value
@@ -56,7 +56,11 @@ def published_recipe(recipe: Recipe) -> dict[str, dict[str, Any]]:
     sections: dict[str, dict[str, Any]] = {}
     for name, section in recipe.items():
         hidden, places = section.fields_of("execution"), section.fields_of("location")
-        values = section.model_dump(mode="json", exclude_unset=True, exclude_none=True)
+        off = {key for key, info in type(section).model_fields.items() if can_be_off(info)}
+        given = section.model_dump(mode="json", exclude_unset=True)
+        values = {
+            key: OFF if value is None else value for key, value in given.items() if value is not None or key in off
+        }
         kept = {
             key: _base_names(value) if key in places else value for key, value in values.items() if key not in hidden
         }

@@ -48,7 +48,7 @@ class ToxicityConfig(Section):
     classifier takes for toxic, and drops a document only beyond `max_cut_share`."""
     max_word_share: float | None = decision(0.01, ge=0, le=1)
     """Maximum share of the text's words that are on the list; of its characters in languages without spaces. Default:
-    the English cut-off of ROOTS (Laurençon et al. 2022, arXiv 2303.03915); None measures without dropping."""
+    the English cut-off of ROOTS (Laurençon et al. 2022, arXiv 2303.03915); "none" measures without dropping."""
     max_words: int | None = decision(None, ge=0)
     """Maximum number of occurrences of listed words; 0 is the rule of C4 (Raffel et al. 2020, arXiv 1910.10683, 2.2).
     """
@@ -64,7 +64,7 @@ class ToxicityConfig(Section):
     max_hateful_share: float | None = decision(None, ge=0, le=1)
     """Maximum share of the text that is in sentences which the classifier takes for hateful; None measures only."""
     max_cut_share: float | None = decision(0.5, ge=0, le=1)
-    """With `action = "cut_sentences"`: maximum share of the text that was cut; None drops no document."""
+    """With `action = "cut_sentences"`: maximum share of the text that was cut; "none" drops no document."""
 
     @field_validator("measures")
     @classmethod

@@ -46,12 +46,12 @@ class UrlsConfig(Section):
     drop_lists: tuple[str, ...] | None = decision(None)
     """Categories of `block_lists` that drop a document; None: all."""
     max_banned_words: int | None = decision(0, ge=0)
-    """Maximum number of different banned words in a URL; None measures only."""
+    """Maximum number of different banned words in a URL; "none" measures only."""
     max_soft_words: int | None = decision(1, ge=0)
     """Maximum number of different soft words in a URL. Default: DCLM drops from 2 on (Li et al. 2024, arXiv
-    2406.11794). None measures only."""
+    2406.11794). "none" measures only."""
     max_banned_subwords: int | None = decision(0, ge=0)
-    """Maximum number of different banned sequences in a URL; None measures only."""
+    """Maximum number of different banned sequences in a URL; "none" measures only."""
 
     @field_validator("block_lists")
     @classmethod

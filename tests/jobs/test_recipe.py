@@ -5,8 +5,18 @@ import re
 import pytest
 
 from jobs.cli import main
-from jobs.recipe import RECIPES, check_lengths, read_recipe, recipe_file, shipped_recipes, stored_recipe
+from jobs.recipe import (
+    RECIPES,
+    check_lengths,
+    read_recipe,
+    recipe_file,
+    recipe_sections,
+    shipped_recipes,
+    stored_recipe,
+)
+from pipeline.export.card import published_recipe
 from pipeline.sources.config import SourceConfig
+from schemas.config import can_be_off
 from schemas.errors import ConfigError
 from schemas.storage import Store
 
@@ -79,3 +89,38 @@ def test_a_run_with_such_a_length_starts_nothing(tmp_path, capsys):
     assert main([*words, "--set", "source.paths=['no_such.warc.gz']"]) == 2
     assert "demo: train.seq_len: expected a divisor of tokens.chunk_tokens = 2048, got 300" in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
+
+
+OFF_BY_NAME = [
+    f"{section}.{key}"
+    for section, kind in recipe_sections().items()
+    for key, info in kind.model_fields.items()
+    if can_be_off(info)
+]
+WITH_IT = {
+    "decontaminate.max_pieces": ['decontaminate.evaluation_sets={q="q.jsonl"}', "decontaminate.action=cut"],
+    "decontaminate.max_canaries": ["decontaminate.canaries=['GUID']"],
+    "toxicity.max_cut_share": ["toxicity.action=cut_sentences"],
+}
+"""Settings without which others have no effect."""
+
+
+@pytest.mark.parametrize("setting", OFF_BY_NAME)
+def test_each_setting_whose_default_is_not_off_can_be_turned_off(setting, tmp_path, capsys):
+    section, _, key = setting.partition(".")
+    recipe = read_recipe("demo", ["source.paths=['x']", *WITH_IT.get(setting, []), f"{setting}=none"])
+    assert getattr(recipe[section], key) is None
+    (tmp_path / "own.toml").write_text(f'[source]\npaths = ["x"]\n[{section}]\n{key} = "none"\n')
+    if setting not in WITH_IT:
+        assert getattr(read_recipe(str(tmp_path / "own.toml"), [])[section], key) is None
+    if key not in {"clip_norm", "straggler_factor"}:  # the card of a dataset has the settings of the data
+        assert published_recipe(recipe)[section][key] == "none"
+    assert main(["settings", setting]) == 0
+    shown = capsys.readouterr().out
+    assert 'number or "none"' in shown and '"none"' in shown.partition("\n      ")[2]
+
+
+def test_the_settings_that_can_be_turned_off_are_those():
+    assert {"optim.clip_norm", "guard.straggler_factor", "urls.max_soft_words", *WITH_IT} <= {*OFF_BY_NAME}
+    with pytest.raises(ConfigError, match="quality.min_words: Input should be a valid integer"):
+        read_recipe("demo", ["source.paths=['x']", "quality.min_words=none"])

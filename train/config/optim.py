@@ -178,7 +178,7 @@ class OptimConfig(Section):
     """With optimizer = normuon: decay of the mean square of each row's updates. Source: Li et al. 2025, arXiv
     2510.05491, section 4."""
     clip_norm: float | None = Field(1.0, gt=0)
-    """Maximum gradient norm; None = no clipping. Source: Brown et al. 2020, appendix B."""
+    """Maximum gradient norm; "none" = no clipping. Source: Brown et al. 2020, appendix B."""
     z_loss: float = Field(0.0, ge=0)
     """Weight of (log Z)² added to the cross-entropy; every `plan.recipe` sets 1e-5. Sources: Chowdhery et al. 2022,
     arXiv 2204.02311, 5 (1e-4); OLMo 2, arXiv 2501.00656, section 3.2 (1e-5)."""

@@ -340,7 +340,7 @@ class GuardConfig(Section):
     """Minimum decrease of a held-out loss that counts as a new minimum [nats/token]."""
     straggler_factor: float | None = execution(1.5, gt=1)
     """Smallest time of a rank over that of the median rank, in a window of `train.ranks_every` steps, that is reported
-    as a straggler. None = no alarm."""
+    as a straggler. "none" = no alarm."""
     straggler_seconds: float = execution(10.0, ge=0)
     """Minimum duration of a window in which stragglers are looked for; a shorter one says little [s]."""
 
