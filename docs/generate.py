@@ -81,7 +81,8 @@ SETTINGS_INTRODUCTION = """\
 
 A recipe is a TOML file with the sections below; every field has a default unless it says otherwise.
 `--set section.field=value` replaces one field, and `--unset section.field` removes one, so that its default applies.
-The value `"none"` turns a field off whose default is another value, where its type says so. `penstock settings` prints this page. A wrong name is reported before anything starts, with the most similar
+The value `"none"` turns a field off whose default is another value, where its type says so.
+`penstock settings` prints this page. A wrong name is reported before anything starts, with the most similar
 valid name."""
 TABLES_INTRODUCTION = """\
 # Tables and columns

@@ -11,7 +11,6 @@ from pipeline.models import ModelsConfig, ensure_model
 from pipeline.recipe_stages import SECTION, StagesConfig, resolve_functions
 from pipeline.stages import checked_stages, sections
 from pipeline.steps.verdicts import settings_by_source
-from pipeline.tokens.streams import TOKENS, TokensConfig
 from schemas.config import Recipe, Section
 from schemas.errors import ConfigError, ContractError
 from schemas.logs import LOGGER
@@ -20,7 +19,6 @@ from schemas.overrides import load_recipe, parse_recipe
 from schemas.storage import Store
 from schemas.versions import PinnedRun
 from train.config.settings import SECTIONS
-from train.config.train import TrainConfig
 
 
 def recipe_sections() -> Mapping[str, type[Section]]:
@@ -49,23 +47,6 @@ def read_recipe(path: str, overrides: Sequence[str]) -> Recipe:
     """Return the recipe in a TOML file with overrides applied. Raises ConfigError that lists every wrong setting."""
     values = resolve_functions(read_values(path), str(Path(path).parent))
     return load_recipe(values, overrides, recipe_sections(), path)
-
-
-def check_lengths(recipe: Recipe, path: str) -> None:
-    """Raise ConfigError if a sequence length that a recipe sets divides no chunk of the dataset that it makes.
-
-    Without this, the plan would find it after all data steps.
-    """
-    chunk, train = recipe.section(TOKENS.name, TokensConfig).chunk_tokens, recipe.section("train", TrainConfig)
-    lengths = {f"train.stages[{number}]": stage.seq_len for number, stage in enumerate(train.stages)}
-    if "seq_len" in train.model_fields_set:
-        lengths = {"train": train.seq_len, **lengths}
-    for where, length in lengths.items():
-        if length and chunk % length:
-            raise ConfigError(
-                f"{path}: {where}.seq_len: expected a divisor of tokens.chunk_tokens = {chunk}, got {length}. "
-                "Nothing was started. Correct one of them."
-            )
 
 
 def read_values(path: str) -> dict[str, Any]:

@@ -1,20 +1,26 @@
 """`penstock run`, `stage` and `demo-crawl`: the data steps of a recipe, the plan, and a crawl to try them on."""
 
 import argparse
+from collections.abc import Iterator
 from pathlib import Path
 
 from jobs.arguments import Command, add_recipe, add_reuse, number, whole
-from jobs.recipe import check_lengths, read_recipe
+from jobs.recipe import read_recipe
 from jobs.run_all import DryRunOptions, dry_run, options_of, run_recipe
 from jobs.verbs.plan import plan_command
 from pipeline.demo_crawl.build import build_demo_crawl
 from pipeline.forecast import Prices
 from pipeline.stages import STEPS
 from pipeline.summary import Summary
+from pipeline.tokens.streams import TOKENS, TokensConfig
+from schemas.config import Recipe
 from schemas.errors import ConfigError
 from schemas.paths import PLAN_NAME
 from schemas.storage import Store
 from train.checkpoint.folder import list_checkpoints
+from train.config.recipe import with_recipe
+from train.config.settings import Settings, settings_of
+from train.plan.make_plan import problems_without_data
 
 GROUP = "data"
 VERBS = {
@@ -23,6 +29,8 @@ VERBS = {
     "demo-crawl": "Build a small crawl with planted duplicates and defects. truth.jsonl lists what is planted in the "
     "WARC files.",
 }
+CORE_HOUR_USD, GB_MONTH_USD = 0.05, 0.023
+"""Default prices of an estimate: a core for an hour, and 10^9 bytes for a month [US$]."""
 
 
 def add_stage_arguments(parser: argparse.ArgumentParser) -> None:
@@ -45,15 +53,18 @@ def add_dry_run(parser: argparse.ArgumentParser) -> None:
         "shows the part of the cost that does not grow",
     )
     group.add_argument(
-        "--core-hour-usd", type=number, default=0.05, metavar="US$", help="price of a core for an hour; default 0.05"
+        "--core-hour-usd", type=number, metavar="US$", help=f"price of a core for an hour; default {CORE_HOUR_USD}"
     )
     group.add_argument(
-        "--gb-month-usd", type=number, default=0.023, metavar="US$", help="price of 10^9 bytes a month; default 0.023"
+        "--gb-month-usd", type=number, metavar="US$", help=f"price of 10^9 bytes a month; default {GB_MONTH_USD}"
     )
 
 
 def _dry_run(arguments: argparse.Namespace, until: str | None = None) -> int:
-    prices = Prices(arguments.core_hour_usd, arguments.gb_month_usd)
+    prices = Prices(
+        CORE_HOUR_USD if arguments.core_hour_usd is None else arguments.core_hour_usd,
+        GB_MONTH_USD if arguments.gb_month_usd is None else arguments.gb_month_usd,
+    )
     if len(arguments.like) > 2:
         raise ConfigError(f"--like: expected one run or two, got {len(arguments.like)}. Name the two largest.")
     options = DryRunOptions(arguments.reuse, arguments.like, prices)
@@ -61,9 +72,33 @@ def _dry_run(arguments: argparse.Namespace, until: str | None = None) -> int:
     return 0
 
 
+def check_training(recipe: Recipe, path: str) -> None:
+    """Raise ConfigError if the training sections of a recipe suit no dataset, or not the one that it makes.
+
+    Without this, the plan would find it after all data steps.
+    """
+    settings = with_recipe(settings_of(recipe))
+    if problems := [*_wrong_lengths(recipe, settings), *problems_without_data(settings)]:
+        raise ConfigError("\n  ".join([f"{path}: {len(problems)} problem(s); nothing was started", *problems]))
+
+
+def _wrong_lengths(recipe: Recipe, settings: Settings) -> Iterator[str]:
+    """Yield a text about each sequence length that a recipe sets and that divides no chunk."""
+    chunk, train = recipe.section(TOKENS.name, TokensConfig).chunk_tokens, settings.train
+    lengths = {f"train.stages[{number}]": stage.seq_len for number, stage in enumerate(train.stages)}
+    if "seq_len" in train.model_fields_set:
+        lengths = {"train": train.seq_len, **lengths}
+    for where, length in lengths.items():
+        if length and chunk % length:
+            yield (
+                f"{where}.seq_len: expected a divisor of tokens.chunk_tokens = {chunk}, got {length}. Correct one of "
+                "them."
+            )
+
+
 def run_command(arguments: argparse.Namespace) -> int:
     """Run every data step, then plan the training run. The plan of a run that has checkpoints is kept."""
-    check_lengths(read_recipe(arguments.recipe, arguments.overrides), arguments.recipe)
+    check_training(read_recipe(arguments.recipe, arguments.overrides), arguments.recipe)
     if arguments.dry_run:
         return _dry_run(arguments)
     summary = _run(arguments)
@@ -91,6 +126,10 @@ def stage_command(arguments: argparse.Namespace) -> int:
 
 
 def _run(arguments: argparse.Namespace, until: str | None = None) -> Summary:
+    named = (("--like", arguments.like), ("--core-hour-usd", arguments.core_hour_usd is not None))
+    for flag, is_given in (*named, ("--gb-month-usd", arguments.gb_month_usd is not None)):
+        if is_given:
+            raise ConfigError(f"{flag}: expected --dry-run with it, got none. Nothing was started. Add --dry-run.")
     return run_recipe(arguments.recipe, arguments.out, arguments.overrides, until, options_of(arguments))
 
 

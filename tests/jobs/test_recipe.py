@@ -7,13 +7,14 @@ import pytest
 from jobs.cli import main
 from jobs.recipe import (
     RECIPES,
-    check_lengths,
     read_recipe,
+    read_values,
     recipe_file,
     recipe_sections,
     shipped_recipes,
     stored_recipe,
 )
+from jobs.verbs.run import check_training
 from pipeline.export.card import published_recipe
 from pipeline.sources.config import SourceConfig
 from schemas.config import can_be_off
@@ -79,15 +80,65 @@ def test_an_unknown_recipe_is_an_error_that_lists_the_shipped_ones():
     ],
 )
 def test_a_length_that_divides_no_chunk_is_found_before_the_data_are_read(setting, where):
-    with pytest.raises(ConfigError, match=f"demo: {re.escape(where)}: expected a divisor of tokens.chunk_tokens"):
-        check_lengths(read_recipe("demo", [setting]), "demo")
-    check_lengths(read_recipe("demo", ["train.seq_len=1024", "train.stages=[{tokens=9000}, {seq_len=64}]"]), "demo")
+    with pytest.raises(ConfigError, match=f"{re.escape(where)}: expected a divisor of tokens.chunk_tokens"):
+        check_training(read_recipe("demo", [setting]), "demo")
+    check_training(read_recipe("demo", ["train.seq_len=1024", "train.stages=[{tokens=9000}, {seq_len=64}]"]), "demo")
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (["cluster.device=h101"], "device: expected one of "),
+        (["plan.usd=5", "cluster.device=h100-sxm"], "plan.usd = 5: expected a price of a device hour"),
+        (["plan.gpu_hours=1"], "plan.gpu_hours: expected the peak FLOP/s of a device"),
+        (["plan.law=own", "plan.law_file=gone.json"], "gone.json"),
+        (["train.init_from=gone"], "train.init_from: expected a folder, got gone, which does not exist"),
+        (["plan.parametrization=mup"], "plan.parametrization = mup: expected a learning rate"),
+        (["plan.parametrization=mup", "optim.optimizer=lamb", "optim.learning_rate=1"], "got lamb"),
+        (["guard.patience=2", "train.eval_every=0"], "guard.patience = 2: expected held-out losses"),
+        (["train.epochs={web=9}"], "train.epochs: expected at most plan.max_epochs = "),
+        (["plan.window=64", "plan.window_pattern=SL", "train.objective=mlm"], "plan.window: expected an objective"),
+        (["plan.model=none_such"], "plan.model: expected one of moe"),
+        (["plan.d_model=100", "plan.num_heads=7"], "plan"),
+        (
+            ["train.objective=span", "train.document_mask=false", "train.mask_share=0.5", "train.mean_span=1"],
+            "train.mean_span: expected at",
+        ),
+    ],
+)
+def test_training_settings_that_suit_no_dataset_are_found_before_the_data_are_read(settings, message):
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        check_training(read_recipe("demo", settings), "demo")
+
+
+def test_all_of_them_are_in_one_message():
+    wrong = ["cluster.device=h101", "guard.patience=2", "train.eval_every=0", "train.seq_len=300"]
+    with pytest.raises(ConfigError, match=r"demo: 3 problem\(s\); nothing was started") as caught:
+        check_training(read_recipe("demo", wrong), "demo")
+    assert all(name in str(caught.value) for name in ("h101", "guard.patience", "got 300"))
+
+
+@pytest.mark.parametrize("recipe", sorted(shipped_recipes()))
+def test_no_shipped_recipe_has_such_settings(recipe):
+    sources = read_values(recipe).get("source", {})
+    names = [f"{table['name']}." for table in sources] if isinstance(sources, list) else [""]
+    check_training(read_recipe(recipe, [f"source.{name}paths=['x']" for name in names]), recipe)
+
+
+@pytest.mark.parametrize("flags", [["--like", "run"], ["--core-hour-usd", "1"], ["--gb-month-usd", "0"]])
+@pytest.mark.parametrize("verb", [["run"], ["stage", "documents"]])
+def test_options_of_an_estimate_need_a_dry_run(verb, flags, tmp_path, capsys):
+    (tmp_path / "x.warc").write_text("")
+    words = [*verb, "demo", "--out", str(tmp_path / "run"), "--set", f"source.paths=['{tmp_path}/x.warc']", *flags]
+    assert main(words) == 2
+    assert f"{flags[0]}: expected --dry-run with it, got none" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_run_with_such_a_length_starts_nothing(tmp_path, capsys):
     words = ["run", "demo", "--out", str(tmp_path / "run"), "--set", "train.seq_len=300"]
     assert main([*words, "--set", "source.paths=['no_such.warc.gz']"]) == 2
-    assert "demo: train.seq_len: expected a divisor of tokens.chunk_tokens = 2048, got 300" in capsys.readouterr().err
+    assert "train.seq_len: expected a divisor of tokens.chunk_tokens = 2048, got 300" in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
 
 
@@ -117,10 +168,10 @@ def test_each_setting_whose_default_is_not_off_can_be_turned_off(setting, tmp_pa
         assert published_recipe(recipe)[section][key] == "none"
     assert main(["settings", setting]) == 0
     shown = capsys.readouterr().out
-    assert 'number or "none"' in shown and '"none"' in shown.partition("\n      ")[2]
+    assert shown.count('"none"') == 2  # in the type and in the meaning
 
 
 def test_the_settings_that_can_be_turned_off_are_those():
     assert {"optim.clip_norm", "guard.straggler_factor", "urls.max_soft_words", *WITH_IT} <= {*OFF_BY_NAME}
-    with pytest.raises(ConfigError, match="quality.min_words: Input should be a valid integer"):
+    with pytest.raises(ConfigError, match=r"quality\.min_words: Input should be a valid integer"):
         read_recipe("demo", ["source.paths=['x']", "quality.min_words=none"])

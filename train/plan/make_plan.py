@@ -6,7 +6,7 @@ disagreement of Kaplan et al. to leaving it out. Rules that were fitted without 
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from fractions import Fraction
 from pathlib import Path
 from pkgutil import resolve_name
@@ -41,8 +41,8 @@ from train.plan import rules
 from train.plan.advice import advice, costly_padding, unread_copies, unusual_proportions
 from train.plan.figures import MAX_WARMUP, DatasetOffer, figures_of_plan, memory_needed
 from train.plan.origin import open_origin, sizing_of
-from train.plan.plan import Plan, check_parametrization, check_windows, stored_plan
-from train.plan.target import check_size_reached, read_own_law, target_of, tokens_of_shape
+from train.plan.plan import Plan, check_parametrization, check_settings_used, check_windows, stored_plan
+from train.plan.target import check_size_reached, flops_bought, read_own_law, target_of, tokens_of_shape
 
 
 def make_plan(run: Store, dataset: Dataset, settings: Settings, trained: Store | None = None) -> Plan:
@@ -127,6 +127,10 @@ def rate_of_rule(sizing: PlanConfig, compute: float) -> float:
     return own.rate
 
 
+ANY_VOCABULARY = 512
+"""A vocabulary with which to check whether `[plan]` allows any shape; its size does not matter."""
+
+
 class _Weights(NamedTuple):
     """The weights that a run begins from."""
 
@@ -158,6 +162,38 @@ def _resolved(run: Store, dataset: Dataset, settings: Settings) -> tuple[Setting
     check_windows(sized_by)
     check_parametrization(sized_by)
     return settings.model_copy(update={"optim": sized_by.optim}), sized_by, weights
+
+
+def problems_without_data(settings: Settings) -> Iterator[str]:
+    """Yield what is wrong with the settings of a training run whose dataset is not made yet."""
+    for check in (_check_sizing, _check_given_epochs, _check_rows, lambda own: check_settings_used(own, None)):
+        try:
+            check(settings)
+        except ConfigError as error:
+            yield str(error)
+    path = settings.train.init_from
+    if path and not Path(path).exists():
+        yield f"train.init_from: expected a folder, got {path}, which does not exist. Set it to a folder with weights."
+
+
+def _check_sizing(settings: Settings) -> None:
+    """Raise ConfigError if the model could be sized for no dataset."""
+    resolved = resolve_recipe(settings.model_copy(update={"plan": read_own_law(settings.plan)}))
+    sizing = resolved.plan
+    flops_bought(resolved, peak_of(resolved))
+    check_windows(resolved)
+    if sizing.model:
+        function_of(sizing.model)
+    if not settings.train.init_from:  # otherwise the weights decide the shape
+        choose_shape(sizing.params or float(sizing.min_params), ANY_VOCABULARY, sizing)
+    if resolved.optim.learning_rate is None:
+        rate_of_rule(sizing, 1.0)
+
+
+def _check_rows(settings: Settings) -> None:
+    """Raise ConfigError if a row has more spans than sentinels."""
+    for seq_len in stage_lengths(settings.train):
+        row_length(settings.train, seq_len)
 
 
 def _open_weights(run: Store, dataset: Dataset, path: str) -> _Weights:

@@ -371,16 +371,17 @@ def heldout_loss_users(settings: Settings) -> list[str]:
     return [name for name, is_set in settings_in_use.items() if is_set]
 
 
-def check_settings_used(settings: Settings, dataset: Dataset) -> None:
+def check_settings_used(settings: Settings, dataset: Dataset | None) -> None:
     """Check that no setting is without effect because of another setting.
 
-    Raises ConfigError that names every setting without effect.
+    `dataset`: None = not made yet, so that its held-out rows are not checked. Raises ConfigError that names every
+    setting without effect.
     """
     train, optim, problems = settings.train, settings.optim, []
     for name in heldout_loss_users(settings):
         if not train.eval_every:
             problems.append(f"{name}: expected held-out losses, got train.eval_every = 0. Raise train.eval_every.")
-        elif not heldout_streams(dataset, train.seq_len):
+        elif dataset is not None and not heldout_streams(dataset, train.seq_len):
             problems.append(
                 f"{name}: expected held-out losses, got no held-out row of {train.seq_len} tokens. Remove this setting."
             )

@@ -114,6 +114,23 @@ def hours_of(sizing: PlanConfig, cluster: ClusterConfig) -> float | None:
     return hours
 
 
+def flops_bought(settings: Settings, peak: float | None) -> float | None:
+    """Return the FLOPs that `plan.gpu_hours` or `plan.usd` buy at `cluster.mfu`; None if neither is set.
+
+    `peak`: peak of one device [FLOP/s]; None = unknown. Raises ConfigError if hours or money are set without a known
+    peak or price.
+    """
+    hours, setting = hours_of(settings.plan, settings.cluster), _setting_of(settings.plan)
+    if hours is None:
+        return None
+    if peak is None:
+        raise ConfigError(
+            f"{setting}: expected the peak FLOP/s of a device, to convert device hours to FLOPs, got neither "
+            f"cluster.device nor train.peak_flops. Set one of these, or set plan.compute instead of {setting}."
+        )
+    return hours * SECONDS * peak * settings.cluster.mfu
+
+
 def target_of(
     settings: Settings, vocab_size: int, unique: float, most: float, peak: float | None, seq_len: int
 ) -> Target:
@@ -122,18 +139,11 @@ def target_of(
     `unique`, `most`: token counts as in `choose_target`. `peak`: peak of one device [FLOP/s]; None = unknown. Raises
     ConfigError as `choose_target` does, and if hours or money are set without a known peak.
     """
-    sizing, cluster, fixed = settings.plan, settings.cluster, bool(settings.train.epochs)
-    hours = hours_of(sizing, cluster)
-    if hours is None:
+    sizing, fixed = settings.plan, bool(settings.train.epochs)
+    flops, counts_all = flops_bought(settings, peak), law_of(sizing).counts == "all"
+    if flops is None:
         return choose_target(sizing, vocab_size, unique, most, sizing.compute, fixed)
-    if peak is None:
-        raise ConfigError(
-            f"{_setting_of(sizing)}: expected the peak FLOP/s of a device, to convert device hours to FLOPs, got "
-            "neither cluster.device nor train.peak_flops. Set one of these, or set plan.compute instead of "
-            f"{_setting_of(sizing)}."
-        )
     # These FLOPs include attention over rows of `seq_len`, which C = 6ND does not count, so C is only a share of them.
-    flops, counts_all = hours * SECONDS * peak * cluster.mfu, law_of(sizing).counts == "all"
     target = choose_target(sizing, vocab_size, unique, most, flops, fixed)
     for _ in range(ROUNDS):
         shape = choose_shape(target.params, vocab_size, sizing)
