@@ -53,8 +53,10 @@ class OwnRankMemory(RankMemory):
         declared = OPTIMIZERS[self.settings.optim.optimizer]
         inner, outer = declared.state, declared.of_others.state
         over = self.replicas if self.settings.layout.data == "zero1" else self.shards
-        embeddings = self.embeddings
-        return (max(inner.matrix, inner.vector) * (self.params - embeddings) + outer.matrix * embeddings) // over
+        embeddings, average = self.embeddings, 0 if self.settings.optim.ema is None else 4 * self.params
+        return (
+            max(inner.matrix, inner.vector) * (self.params - embeddings) + outer.matrix * embeddings + average
+        ) // over
 
     def _gathered(self, layers: int, prefetched: int) -> int:
         if not self.sharded:

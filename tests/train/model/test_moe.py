@@ -7,10 +7,12 @@ import torch
 
 from schemas.errors import ConfigError
 from tests.support.layout_cases import SHAPE
+from train.config.settings import Settings
 from train.model.count_own import count_model
 from train.model.moe import MixtureFeedForward, MoeOptions, build
 from train.model.own import build_any
 from train.model.shape import OwnShape, active_parameters, flops_per_token, num_parameters
+from train.parallel.own_memory import checkpoint_bytes_of_any, memory_of_any
 
 LENGTH = 8
 
@@ -107,6 +109,16 @@ def test_the_sizes_are_those_of_the_parameters() -> None:
     # An expert of the default width: a token costs as much as in the transformer, and the router a little more.
     equal = flops_per_token(shape_of(experts=8, top_k=2), LENGTH) - flops_per_token(SHAPE, LENGTH)
     assert equal == 6 * 4 * 8 * 48
+
+
+@pytest.mark.parametrize(("optimizer", "states"), [("adamw", 8), ("lamb", 8)])
+def test_an_average_of_the_weights_takes_four_bytes_a_parameter(optimizer: str, states: int) -> None:
+    shape = shape_of(experts=4)
+    for ema, bytes_each in ((None, states), (0.9, states + 4)):
+        settings = Settings.model_validate({"optim": {"optimizer": optimizer, "ema": ema}})
+        memory = memory_of_any(shape, settings, 1, (LENGTH, 2))
+        assert memory.moments["update"]["states"] == bytes_each * num_parameters(shape)
+        assert checkpoint_bytes_of_any(shape, settings) == (4 + bytes_each) * num_parameters(shape)
 
 
 def test_the_number_of_positions_that_were_counted_is_needed() -> None:
