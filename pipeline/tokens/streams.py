@@ -84,7 +84,7 @@ class TokensConfig(Section):
     """"text": documents are held out by a hash of the normalised text in any case, as with `dedup.scope`. Runs with the
     same `seed` and `heldout_share` then hold out the same texts, so that no member of a union trains on a text that
     another one holds out. None: by cluster unless `dedup.scope` is set."""
-    seed: int = Field(0, ge=0)
+    seed: int = Field(0, ge=0, lt=1 << 63)
     """Seed of the global shuffle."""
     buckets_by: str = ""
     """The value that divides every source into quality buckets. Each bucket is a stream, such as `web+head`, so that

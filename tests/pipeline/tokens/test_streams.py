@@ -343,3 +343,9 @@ def test_a_line_for_each_source_with_too_few_tokens(required: int | None, availa
 def test_the_demo_is_divided_by_a_signal() -> None:
     config = read_recipe(str(RECIPE), []).section("tokens", TokensConfig)
     assert (config.buckets_by, config.bucket_names) == (SIGNAL, ("low", "middle", "high", "none"))
+
+
+def test_the_largest_seed_can_be_used_and_no_larger_one_is_accepted() -> None:
+    Sorting(TokensConfig(seed=(1 << 63) - 1), {"web": 0.5}).drop("web/train", IDS[0])
+    with pytest.raises(ValueError, match="seed"):
+        TokensConfig(seed=1 << 63)
