@@ -145,7 +145,8 @@ TOKENS_PER_PARAMETER = 20.0
 RUN_ONLY_SETTINGS: Mapping[str, frozenset[str]] = {
     "plan": frozenset(
         (
-            *("law", "tokens_per_parameter", "compute", "gpu_hours", "usd", "params", "inference_tokens", "max_epochs"),
+            *("law", "law_file", "own_law", "tokens_per_parameter", "compute", "gpu_hours", "usd", "params"),
+            *("inference_tokens", "max_epochs"),
             *("num_layers", "d_model", "num_heads", "num_kv_heads", "head_dim", "d_ffw", "device_memory"),
         )
     ),

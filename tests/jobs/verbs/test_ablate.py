@@ -395,6 +395,8 @@ def test_sizes_of_proxies_where_none_is_asked_for() -> None:
     kept = {"plan": {"activation": "gelu"}, "train": {"seq_len": 64}, "layout": {}, "cluster": {}}
     kept |= {"guard": {"grad_sigmas": 6.0}}
     assert found == kept | {"source": {"paths": ["x"]}}
+    fitted = {"plan": {"law": "own", "law_file": "law.json", "qk_norm": True}, "source": {"paths": ["x"]}}
+    assert load_recipe(proxy_recipe(fitted), [], recipe_sections(), "run.json").to_json()["plan"] == {"qk_norm": True}
 
 
 # ------------------------------------------------------------------------------------------- pairs that were trained
