@@ -251,6 +251,11 @@ def load_model(path: str) -> Any:
         ) from error
 
 
+def known_languages(path: str) -> set[str]:
+    """Return the codes of the languages that a model may predict."""
+    return {label.removeprefix(LABEL_PREFIX) for label in load_model(path).get_labels()}
+
+
 def predict(model: Any, text: str) -> tuple[str, float]:
     """Return the most probable language of a text and its probability in 0..1, rounded to float32."""
     labels, scores = model.predict([text.replace("\n", " ")])  # A bare string fails on numpy 2.

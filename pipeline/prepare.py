@@ -13,11 +13,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from pipeline.dedup.config import DEDUP, DedupConfig
 from pipeline.engine.code_digest import code_digest, libraries_digest
 from pipeline.engine.finished_parts import FOLDER, FinishedParts
 from pipeline.engine.model_files import ModelFile, path_here, state_of
 from pipeline.engine.stage import PerDocument, Relation, Source, Split
 from pipeline.engine.step import MADE_WITH, Model, Stage, Step, made_with_of, models_of_source
+from pipeline.language import LANGUAGE, MODEL, known_languages
 from pipeline.models import ModelsConfig, ensure_model
 from pipeline.sources.splits import splits_of
 from pipeline.stages import STEPS, canonical_recipe, steps_for
@@ -86,7 +88,9 @@ def prepare(recipe: Recipe, until: str | None) -> Prepared:
     splits = splits_of(recipe)
     for step in steps:
         step.external_inputs(recipe, splits)
-    return Prepared(recipe, steps, splits, find_models(recipe, steps))
+    models = find_models(recipe, steps)
+    check_names(recipe, models)
+    return Prepared(recipe, steps, splits, models)
 
 
 def find_models(recipe: Recipe, steps: Sequence[Step]) -> Models:
@@ -102,6 +106,41 @@ def find_models(recipe: Recipe, steps: Sequence[Step]) -> Models:
             if found := models_of_stage(stage, section, config):
                 models[key] = found
     return models
+
+
+BY_LANGUAGE = (("quality", "by_language"), ("toxicity", "wordlists"), ("perplexity", "models"), ("pii", "ner_models"))
+"""Sections and their settings whose keys are codes of languages; EVERY_LANGUAGE is for all others."""
+EVERY_LANGUAGE = "*"
+
+
+def check_names(recipe: Recipe, models: Models) -> None:
+    """Raise ConfigError, with the nearest names, if settings name sources or languages that no document has."""
+    dedup, problems = recipe.section(DEDUP.name, DedupConfig), dict[str, None]()
+    # An earlier or a later snapshot may have other sources, and must have the same ranks.
+    unknown = () if dedup.indexes or dedup.write_index else dict.fromkeys(dedup.source_ranks)
+    for name in (name for name in unknown if name not in recipe.sources):
+        near = suggest_name(name, recipe.sources)
+        problems[f"dedup.source_ranks: expected sources of the recipe, got {name!r}{near}. Correct or remove it."] = (
+            None
+        )
+    for source, own in recipe.by_source().items():
+        given = {
+            f"{section}.{key}": {*getattr(own[section], key)} - {EVERY_LANGUAGE}
+            for section, key in BY_LANGUAGE
+            if key in own[section].model_fields_set
+        }
+        if not any(given.values()):
+            continue
+        place = own_key(source, LANGUAGE.name) if LANGUAGE.name in own.own else LANGUAGE.name
+        known = known_languages(models[place][MODEL].path)
+        for setting, codes in given.items():
+            for code in sorted(codes - known):
+                problems[
+                    f"{setting}: expected codes of languages that the model of [language] knows, got {code!r}"
+                    f"{suggest_name(code, known)}. Correct the code."
+                ] = None
+    if problems:
+        raise ConfigError("\n  ".join([f"{len(problems)} wrong name(s); nothing was started", *problems]))
 
 
 def sections_of_stage(recipe: Recipe, stage: str) -> dict[str, Section]:

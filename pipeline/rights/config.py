@@ -6,6 +6,7 @@ from typing import Literal
 from pydantic import Field, field_validator, model_validator
 
 from pipeline.rights.preferences import AGENTS, DIRECTIVES, NO_TRAINING
+from pipeline.sources.provenance import domain_of
 from schemas.config import Section, decision, location
 
 Protocol = Literal["robots_meta", "tdm", "content_usage", "content_signal", "robots_txt", "licence"]
@@ -55,6 +56,18 @@ class RightsConfig(Section):
         if wrong := sorted({*value} - DIRECTIVES):
             known = ", ".join(sorted(DIRECTIVES))
             raise ValueError(f"expected directives of the list {known}, got {', '.join(wrong)}. Correct the names.")
+        return value
+
+    @field_validator("allow_domains")
+    @classmethod
+    def _registrable(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        known = {domain: domain_of(domain if "://" in domain else f"http://{domain}/") for domain in value}
+        wrong = [f"{each!r}{f' (did you mean {own!r}?)' if own else ''}" for each, own in known.items() if own != each]
+        if wrong:
+            raise ValueError(
+                f"expected registrable domains such as example.com, got {', '.join(wrong)}. Correct "
+                "rights.allow_domains."
+            )
         return value
 
     @model_validator(mode="after")

@@ -52,8 +52,7 @@ def make_plan(run: Store, dataset: Dataset, settings: Settings, trained: Store |
     each other, or if the dataset is too small for them.
     """
     _check_documents(dataset)
-    trained = trained or run
-    settings, sized_by, weights = _resolved(trained, dataset, settings)
+    settings, sized_by, weights = _resolved(trained or run, dataset, settings)
     vocab_size = weights.shape.vocab_size if weights else dataset.tokenizer.vocab_size
     sizing, train, optim = sized_by.plan, settings.train, settings.optim
     for seq_len in stage_lengths(train):
@@ -94,7 +93,7 @@ def make_plan(run: Store, dataset: Dataset, settings: Settings, trained: Store |
         learning_rate=rate,
         flops_per_token=flops_per_token(shape, row_length(train, stages[0].seq_len)),
         settings=settings,
-        initial_weights=rule_of_weights(trained),
+        initial_weights=rule_of_weights(trained or run),
         origin=weights.origin if weights else None,
         figures=[],
     )

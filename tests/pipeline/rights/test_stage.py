@@ -191,3 +191,9 @@ def test_a_version_is_allowed_by_its_licence() -> None:
 )
 def test_all_licences_of_an_expression_count(licence: str, allowed: tuple[str, ...], expected: bool) -> None:
     assert is_allowed(licence, allowed) is expected
+
+
+@pytest.mark.parametrize("domain", ["https://www.example.com/a", "www.example.com", "Example.com"])
+def test_what_is_no_registrable_domain_is_refused(domain: str) -> None:
+    with pytest.raises(ValueError, match=r"allow_domains.*\n.*expected registrable domains such as example\.com, got"):
+        RightsConfig(allow_domains=("example.org", domain))
