@@ -90,6 +90,12 @@ class LanguageConfig(Section):
     def _nothing_is_ignored(self) -> "LanguageConfig":
         if self.excerpts == 1:
             raise ValueError("excerpts: expected 0 or at least 2, got 1. Set language.excerpts to 0 or 2.")
+        idle = sorted({"excerpt_chars", "min_excerpt_score", "min_second_share"} & self.model_fields_set)
+        if idle and not self.excerpts:
+            raise ValueError(
+                f"{', '.join(idle)}: expected language.excerpts of at least 2, got 0, which classifies none. "
+                f"Set language.excerpts, or remove {', '.join(f'language.{name}' for name in idle)}."
+            )
         if self.min_language_share is not None and not self.excerpts:
             raise ValueError(
                 "min_language_share: expected language.excerpts of at least 2, got 0. Set language.excerpts to 12."

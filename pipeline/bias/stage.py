@@ -6,7 +6,7 @@ It runs after the language stage, and on documents that the language stage drops
 from collections.abc import Mapping
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from pipeline.bias.groups import BUILT_IN, COUNTRY, DIALECT, IDENTITY, PAGE, TOPIC, GroupFinder, country_of, read_groups
 from pipeline.engine.stage import PerDocument, Row, RowFunction
@@ -41,6 +41,17 @@ class BiasConfig(Section):
     max_ratio: float | None = decision(None, ge=1)
     """Maximum ratio of the drop rate of a group to that of comparable other documents. A finding above it stops the run
     after the step with the filter. None: none does."""
+
+    @model_validator(mode="after")
+    def _used(self) -> "BiasConfig":
+        kind_of = {"min_terms": IDENTITY, "min_markers": DIALECT, "min_topic_words": TOPIC}
+        idle = [name for name, kind in kind_of.items() if name in self.model_fields_set and kind not in self.kinds]
+        if idle:
+            raise ValueError(
+                f"{', '.join(idle)}: expected {', '.join(kind_of[name] for name in idle)} among the kinds, got "
+                f"{list(self.kinds)}. Add them to bias.kinds, or remove {', '.join(f'bias.{name}' for name in idle)}."
+            )
+        return self
 
 
 def make_bias(config: BiasConfig, models: Mapping[str, str]) -> RowFunction:

@@ -326,6 +326,9 @@ class RepeatsConfig(Section):
                     problems += [f"{name} (ignored without the unit {unit!r})" for name in sorted(given & names)]
             if "min_unit_chars" in given and set(self.units) == {"substring"}:
                 problems.append("min_unit_chars (ignored with the unit 'substring' alone)")
+            is_cutting = set(self.units) != {"substring"} or self.on_substring == "cut"
+            if "min_left_chars" in given and not is_cutting:
+                problems.append("min_left_chars (ignored with on_substring 'drop', which cuts nothing)")
             if "max_repeated_share" in given and self.on_substring == "cut":
                 problems.append("max_repeated_share (ignored with on_substring 'cut')")
         if problems:

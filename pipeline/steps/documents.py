@@ -11,7 +11,7 @@ from contextlib import closing
 from dataclasses import astuple, dataclass, replace
 from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from pipeline.bias.count import COUNTS, DECLARED, GroupCounter, stratum_of
 from pipeline.bias.stage import GROUPS
@@ -69,6 +69,15 @@ class TextConfig(Section):
     them, "leave_out" none."""
     sample_share: float = Field(0.01, ge=0, le=1)
     """Share of dropped documents whose text is stored if `dropped` is `sample`, chosen by a hash of doc_id."""
+
+    @model_validator(mode="after")
+    def _used(self) -> "TextConfig":
+        if self.dropped != "sample" and "sample_share" in self.model_fields_set:
+            raise ValueError(
+                f"sample_share: expected text.dropped = 'sample' with it, got {self.dropped!r}. Set text.dropped, or "
+                "remove text.sample_share."
+            )
+        return self
 
 
 KEEP_TEXT = Relation(name="text", version=1, config=TextConfig)

@@ -94,6 +94,11 @@ class ToxicityConfig(Section):
                 "Set toxicity.classifier_label to the label of a fastText model, or remove toxicity.max_score."
             )
         listed = {name for name in {"max_words", "max_word_share"} & given if getattr(self, name) is not None}
+        if not self.wordlists and "measures" in given:
+            raise ValueError(
+                "measures: expected at least one word list, got none. Set toxicity.wordlists, or remove "
+                "toxicity.measures."
+            )
         if not self.wordlists and listed:
             names = ", ".join(sorted(listed))
             raise ValueError(

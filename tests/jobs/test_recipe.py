@@ -175,3 +175,22 @@ def test_the_settings_that_can_be_turned_off_are_those():
     assert {"optim.clip_norm", "guard.straggler_factor", "urls.max_soft_words", *WITH_IT} <= {*OFF_BY_NAME}
     with pytest.raises(ConfigError, match=r"quality\.min_words: Input should be a valid integer"):
         read_recipe("demo", ["source.paths=['x']", "quality.min_words=none"])
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (["text.sample_share=0.5"], "sample_share: expected text.dropped = 'sample' with it, got 'keep'"),
+        (["language.excerpts=0", "language.excerpt_chars=80"], "excerpt_chars: expected language.excerpts of at least"),
+        (["language.excerpts=0", "language.min_second_share=0.3"], "min_second_share: expected language.excerpts"),
+        (["toxicity.wordlists={}", "toxicity.measures=['hate']"], "measures: expected at least one word list"),
+        (["bias.kinds=['page']", "bias.min_terms=5"], "min_terms: expected identity among the kinds, got ['page']"),
+        (
+            ["repeats.units=['substring']", "repeats.on_substring='drop'", "repeats.min_left_chars=50"],
+            "min_left_chars (ignored with on_substring 'drop', which cuts nothing)",
+        ),
+    ],
+)
+def test_a_setting_that_other_settings_leave_without_effect_is_refused(settings, message):
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        read_recipe("demo", ["source.paths=['x']", *settings])
