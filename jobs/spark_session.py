@@ -178,9 +178,8 @@ def spark_session(
             interrupted.check()
             if isinstance(error, PenstockError):
                 raise
-            text = str(
-                error
-            )  # Spark asks its JVM for the text of its own errors, and the JVM ends before they are printed
+            # Spark asks its JVM for the text of its own errors, and the JVM ends before they are printed.
+            text = str(error)
             if (known := error_of_worker(error) or _full_disk(text, scratch)) is not None:
                 raise known from error
             if scratch is not None and log is not None:

@@ -109,20 +109,27 @@ def find_models(recipe: Recipe, steps: Sequence[Step]) -> Models:
 
 
 BY_LANGUAGE = (("quality", "by_language"), ("toxicity", "wordlists"), ("perplexity", "models"), ("pii", "ner_models"))
-"""Sections and their settings whose keys are codes of languages; EVERY_LANGUAGE is for all others."""
+"""Sections and their settings whose keys are codes of languages, or EVERY_LANGUAGE."""
 EVERY_LANGUAGE = "*"
 
 
 def check_names(recipe: Recipe, models: Models) -> None:
     """Raise ConfigError, with the nearest names, if settings name sources or languages that no document has."""
-    dedup, problems = recipe.section(DEDUP.name, DedupConfig), dict[str, None]()
-    # An earlier or a later snapshot may have other sources, and must have the same ranks.
-    unknown = () if dedup.indexes or dedup.write_index else dict.fromkeys(dedup.source_ranks)
-    for name in (name for name in unknown if name not in recipe.sources):
-        near = suggest_name(name, recipe.sources)
-        problems[f"dedup.source_ranks: expected sources of the recipe, got {name!r}{near}. Correct or remove it."] = (
-            None
-        )
+    if problems := [*dict.fromkeys([*_unknown_sources(recipe), *_unknown_languages(recipe, models)])]:
+        raise ConfigError("\n  ".join([f"{len(problems)} wrong name(s); nothing was started", *problems]))
+
+
+def _unknown_sources(recipe: Recipe) -> Iterator[str]:
+    dedup = recipe.section(DEDUP.name, DedupConfig)
+    if dedup.indexes or dedup.write_index:
+        return  # an earlier or a later snapshot may have other sources, and must have the same ranks
+    for name in dedup.source_ranks:
+        if name not in recipe.sources:
+            near = suggest_name(name, recipe.sources)
+            yield f"dedup.source_ranks: expected sources of the recipe, got {name!r}{near}. Correct or remove it."
+
+
+def _unknown_languages(recipe: Recipe, models: Models) -> Iterator[str]:
     for source, own in recipe.by_source().items():
         given = {
             f"{section}.{key}": {*getattr(own[section], key)} - {EVERY_LANGUAGE}
@@ -135,12 +142,10 @@ def check_names(recipe: Recipe, models: Models) -> None:
         known = known_languages(models[place][MODEL].path)
         for setting, codes in given.items():
             for code in sorted(codes - known):
-                problems[
+                yield (
                     f"{setting}: expected codes of languages that the model of [language] knows, got {code!r}"
                     f"{suggest_name(code, known)}. Correct the code."
-                ] = None
-    if problems:
-        raise ConfigError("\n  ".join([f"{len(problems)} wrong name(s); nothing was started", *problems]))
+                )
 
 
 def sections_of_stage(recipe: Recipe, stage: str) -> dict[str, Section]:

@@ -33,17 +33,9 @@ def check_indexes(
 ) -> dict[str, TableVersion]:
     """Return the snapshot indexes of earlier runs that deduplication reads.
 
-    Raises ConfigError if dedup.keep requires scores but the recipe configures no model, or if dedup.source_ranks names
-    unknown sources.
+    Raises ConfigError if dedup.keep requires scores but the recipe configures no model.
     """
     keep = recipe.section(DEDUP.name, DedupConfig)
-    # the ranks of snapshots that are compared are equal, also if not each of them has all sources
-    alone = not (keep.indexes or keep.write_index)
-    if unknown := [name for name in keep.source_ranks if alone and name not in recipe.sources]:
-        hints = ", ".join(f"{name!r}{suggest_name(name, recipe.sources)}" for name in unknown)
-        raise ConfigError(
-            f"dedup.source_ranks: expected sources of this recipe, got {hints}. Correct the names, or remove them."
-        )
     if "scores" in order_columns(keep) and not has_scores(recipe):
         raise ConfigError(
             f"dedup.keep: expected a model that computes the scores in {list(keep.keep)}, got no model in the recipe. "

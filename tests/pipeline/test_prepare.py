@@ -13,7 +13,7 @@ from pipeline.engine.step import Step
 from pipeline.perplexity.compile import compile_lm
 from pipeline.prepare import Prepared, find_version, prepare, step_content, step_identity
 from schemas.config import Recipe
-from schemas.errors import ConfigError, ContractError
+from schemas.errors import ContractError
 from schemas.manifest import FROM_INPUT, TableVersion, make_manifest, write_manifest
 from schemas.storage import Store
 from schemas.takedown import FIGURE, Descent
@@ -104,14 +104,6 @@ def test_a_source_with_the_same_limits_for_itself_has_other_verdicts(tmp_path: P
         identities = {step_identity(run, step_of(run, name), {}) for run in runs}
         same[name] = len(identities) == 1
     assert same == {"documents": True, "scores": True, "verdicts": False}
-
-
-def test_a_rank_of_an_unknown_source_is_refused(tmp_path: Path) -> None:
-    ranks = '[dedup]\nkeep = ["snapshot", "source_rank"]\nsource_ranks = ["boks", "web"]\n'
-    with pytest.raises(ConfigError, match=r"dedup\.source_ranks: expected sources .*'boks' \(did you mean 'books'\?\)"):
-        prepare(recipe_of_two(tmp_path, ranks), "clusters")
-    # another snapshot may have it
-    assert prepare(recipe_of_two(tmp_path, ranks, "dedup.write_index=true"), "clusters").splits
 
 
 @pytest.mark.parametrize(
