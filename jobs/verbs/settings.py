@@ -38,8 +38,16 @@ VERBS = {
 
 WIDTH = 110
 """Width of the printed text [characters]."""
+OTHER_FILES = "Other files rerun the step `documents`; the same files at another path rerun nothing."
+OTHER_WEIGHTS = "Changing it reruns no data step. It may change the trained weights."
+OTHER_SIZE = "Changing it reruns no data step. With a budget of hours or money it changes the size of the model."
 EFFECTS = {
-    ("source", "paths"): "Other files rerun the step `documents`; the same files at another path rerun nothing.",
+    **{("source", key): OTHER_FILES for key in ("paths", "crawl", "kind", "files", "share", "max_unreadable")},
+    **{("train", key): OTHER_WEIGHTS for key in ("skip_file", "mix", "eval_every", "eval_sequences")},
+    **{("guard", key): OTHER_WEIGHTS for key in ("quarantine", "max_rewinds", "rewind_window", "max_non_finite")},
+    ("checkpoint", "every"): OTHER_WEIGHTS,  # a rewind leads to the checkpoint before
+    **{("cluster", key): OTHER_SIZE for key in ("device", "usd_per_gpu_hour", "mfu")},
+    ("train", "peak_flops"): OTHER_SIZE,
 }
 """What a changed value reruns, for settings for which the role does not say it."""
 Sections = Mapping[str, type[Section]]

@@ -257,7 +257,7 @@ class PlanConfig(Section):
         return self
 
 
-# The section `[cluster]`: the devices that a run is planned for; it does not change any result.
+# The section `[cluster]`: the devices that a run is planned for. It sizes the model of a budget in hours or money.
 
 
 class ClusterConfig(Section):

@@ -157,3 +157,18 @@ def test_markdown_is_one_table_for_each_section(capsys: pytest.CaptureFixture[st
 def test_the_nearest_name_is_suggested(capsys: pytest.CaptureFixture[str], name: str, message: str) -> None:
     assert main(["settings", name]) == 2
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("setting", "effect"),
+    [
+        ("source.files", "Other files rerun the step `documents`"),
+        ("source.share", "Other files rerun the step `documents`"),
+        ("train.skip_file", "It may change the trained weights."),
+        ("guard.quarantine", "It may change the trained weights."),
+        ("cluster.usd_per_gpu_hour", "it changes the size of the model"),
+        ("train.log_every", "Changing it reruns nothing: it does not change results."),
+    ],
+)
+def test_the_effect_of_a_setting_is_what_it_does(setting: str, effect: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert effect in " ".join(printed(capsys, setting).split())
