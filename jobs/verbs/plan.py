@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from jobs.arguments import Command, add_overrides, add_run
-from jobs.recipe import stored_recipe
+from jobs.recipe import recipe_sections, stored_recipe
 from schemas.errors import ConfigError
 from schemas.locks import lock_training
 from schemas.logs import LOGGER
@@ -71,6 +71,7 @@ def add_plan_arguments(parser: argparse.ArgumentParser) -> None:
 
 def plan_command(arguments: Arguments) -> int:
     """Compute model size, batch size and steps from the dataset. --dry-run prints the plan without writing it."""
+    check_used(arguments.overrides)
     warn_of_replaced_tables([Store(arguments.run), *map(open_run, vars(arguments).get("dataset") or ())])
     with tempfile.TemporaryDirectory() as scratch:  # a dry run writes its files there, not to the run folder
         return _plan(arguments, Store(scratch))
@@ -185,6 +186,16 @@ def _is_kept(arguments: Arguments, run: Store) -> bool:
 
 def _is_trained(run: Store) -> bool:
     return run.exists(PLAN_NAME) and bool(list_checkpoints(run))
+
+
+def check_used(overrides: Sequence[str]) -> None:
+    """Raise ConfigError if an override sets something that is no part of a plan, so that it would be ignored."""
+    data = recipe_sections().keys() - SECTIONS.keys()
+    if wrong := [text for text in map(str, overrides) if text.strip().partition(".")[0] in data]:
+        raise ConfigError(
+            f"plan: expected settings of {', '.join(f'[{name}]' for name in SECTIONS)}, got {', '.join(wrong)}. Give "
+            "settings of the data to `penstock run`."
+        )
 
 
 def _settings(run: Store, overrides: Sequence[str], name: str) -> Settings:

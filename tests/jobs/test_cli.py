@@ -363,7 +363,9 @@ def test_a_plan_that_a_checkpoint_could_not_go_on_under_is_refused(tmp_path, cap
 
 def test_a_replay_moves_nothing_for_settings_that_are_wrong(monkeypatch, tiny_run, capsys):
     monkeypatch.setattr(training, "begin_replay", lambda *call: pytest.fail("checkpoints were moved"))
-    assert main(["plan", tiny_run.uri, "--quiet", "--set", "source.paths=['x']"]) == 0
+    before = read_run(tiny_run)
+    write_run(tiny_run, before.model_copy(update={"recipe": before.recipe | {"source": {"paths": ["x"]}}}))
+    assert main(["plan", tiny_run.uri, "--quiet"]) == 0
     assert main(["train", tiny_run.uri, "--replay-from", "clean", "--set", "train.stepz=3"]) == 2
     assert "did you mean 'steps'" in capsys.readouterr().err
     assert main(["train", tiny_run.uri, "--replay-from", "clean", "--dry-run"]) == 2

@@ -216,6 +216,15 @@ def test_a_plan_of_a_trained_run_keeps_what_training_has_set(
     assert settings.plan.world_sizes == (1, 2)
 
 
+def test_a_setting_of_the_data_is_not_ignored(runs: list[Path], capsys: pytest.CaptureFixture[str]) -> None:
+    given = ["--set", "tokens.chunk_tokens=64", "--unset", "quality.min_words", "--set", "train.weights={}"]
+    assert main(["plan", str(runs[0]), "--dry-run", *given]) == 2
+    shown = capsys.readouterr().err
+    assert "got tokens.chunk_tokens=64, quality.min_words. Give settings of the data to `penstock run`" in shown
+    assert main(["plan", str(runs[0]), "--dry-run", "--set", "trian.steps=1"]) == 2
+    assert "no such section (did you mean 'train'?)" in capsys.readouterr().err
+
+
 def test_a_misspelled_folder_is_neither_made_nor_locked(runs: list[Path], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", str(runs[0].with_name("firts"))]) == 2
     assert "expected a run folder, got no such folder (did you mean" in capsys.readouterr().err

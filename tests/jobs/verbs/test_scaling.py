@@ -62,10 +62,10 @@ def test_a_fitted_law_is_one_that_a_plan_goes_by(run: Store, tmp_path: Path, cap
 
 @pytest.mark.dist
 def test_a_loss_is_not_measured_for_a_plan_that_was_made_later(tmp_path: Path) -> None:
-    trained = Store(str(tiny_runs.trained(tiny_runs.make_run(tmp_path / "run"), 1)))
+    trained = Store(str(tiny_runs.trained(tiny_runs.make_run(tmp_path / "run", {"source": {"paths": ["x"]}}), 1)))
     assert measured_run(trained, "run").params == read_plan(trained).num_params
     shutil.rmtree(tmp_path / "run/train/checkpoints")
-    assert main(["plan", trained.uri, "--set", "plan.d_ffw=96", "--set", 'source.paths=["x"]']) == 0
+    assert main(["plan", trained.uri, "--set", "plan.d_ffw=96"]) == 0
     with pytest.raises(ConfigError, match="expected the plan that the run was trained with, got one"):
         measured_run(trained, "run")
 
