@@ -284,7 +284,7 @@ class CheckpointConfig(Section):
     every: int = execution(200, ge=0)
     """Steps between two checkpoints; 0 = only at the end."""
     keep: int = execution(2, ge=1)
-    """Number of newest checkpoints that are kept; an invalid checkpoint does not count."""
+    """Number of newest checkpoints that are kept; an incomplete one does not count."""
     keep_every: int | None = execution(None, ge=1)
     """Number of steps between two checkpoints that are kept permanently, a multiple of `every`; None = none are."""
     mode: Literal["sync", "async"] = execution("async")
