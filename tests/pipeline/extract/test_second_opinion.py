@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import threading
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -126,8 +127,13 @@ def test_a_page_is_not_to_blame_for_a_process_that_the_system_ends(
     process = opinion._process
     assert process is not None
     os.kill(process.pid, signal.SIGSTOP)
-    for each in (number, signal.SIGCONT):
-        threading.Timer(0.2, os.kill, (process.pid, each)).start()
+
+    def end() -> None:
+        os.kill(process.pid, number)
+        with suppress(ProcessLookupError):
+            os.kill(process.pid, signal.SIGCONT)
+
+    threading.Timer(0.2, end).start()
     assert opinion("the next").text == "THE NEXT"
     assert process.returncode == -number
     assert opinion._process is not process
