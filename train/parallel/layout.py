@@ -85,18 +85,6 @@ def chunks_in_flight(layout: LayoutConfig, rank: int, micro_batches: int) -> int
     return stages * micro_batches
 
 
-def check_layout(
-    shape: ModelShape, settings: Settings, world_size: int, seq_lens: Sequence[int], global_batch: int
-) -> None:
-    """Check that model, sequences and batch fit the layout. Raises ConfigError that names every problem."""
-    problems = list(layout_problems(shape, settings, world_size, seq_lens, global_batch))
-    if problems:
-        raise ConfigError(
-            f"layout: {len(problems)} problem(s) with {world_size} rank(s); nothing was started\n  "
-            + "\n  ".join(problems)
-        )
-
-
 def layout_problems(
     shape: ModelShape, settings: Settings, world_size: int, seq_lens: Sequence[int], global_batch: int
 ) -> Iterator[str]:

@@ -12,13 +12,13 @@ import torch
 
 from schemas.errors import ConfigError
 from tests.support.layout_cases import SEED, Case
+from tests.support.layout_checks import check_layout
 from tests.support.rank_pool import shared_pool
 from tests.train.parallel.test_layouts import BATCH, SOURCES, WIDTH, batch_of, plan_of
 from train.config.settings import load_settings
 from train.data.batches import HeldoutRows
 from train.data.permutation import key_of, keys_of
 from train.data.rows import Rows
-from train.parallel.layout import check_layout
 from train.pretrain.step import Learner
 
 pytestmark = pytest.mark.dist

@@ -4,12 +4,12 @@ from typing import Any
 import pytest
 
 from schemas.errors import ConfigError
+from tests.support.layout_checks import check_layout
 from train.config.layout import AXES, LayoutConfig
 from train.config.settings import Settings
 from train.model.shape import ModelShape
 from train.parallel.layout import (
     axes_of,
-    check_layout,
     chunks_in_flight,
     data_ranks,
     layers_of,

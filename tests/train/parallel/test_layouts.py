@@ -17,6 +17,7 @@ from torch import Tensor
 from schemas.errors import ConfigError
 from schemas.storage import Store
 from tests.support.layout_cases import CASES, EXACT, SEED, SHAPE, SLOW, TIED, Case
+from tests.support.layout_checks import check_layout
 from tests.support.rank_pool import RankFailed, shared_pool
 from train.checkpoint.folder import CheckpointMetadata, Identity
 from train.checkpoint.save import write_checkpoint
@@ -29,7 +30,7 @@ from train.model.draw import BY_POSITION
 from train.model.fp8 import has_torchao
 from train.model.shape import ModelShape, num_parameters
 from train.model.transformer import Transformer, build_model, initial_weight
-from train.parallel.layout import axes_of, check_layout
+from train.parallel.layout import axes_of
 from train.parallel.pipeline import check_schedule
 from train.parallel.ranks import open_ranks
 from train.plan.plan import Plan

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from schemas.errors import ConfigError
 from tests.support.layout_cases import EXACT, IN_BF16, SEED, SHAPE
+from tests.support.layout_checks import check_layout
 from tests.support.rank_pool import shared_pool
 from train.config.settings import load_settings
 from train.data.rows import IGNORED, Rows
@@ -22,7 +23,6 @@ from train.model.count_own import count_model
 from train.model.moe import MixtureFeedForward
 from train.model.own import build_any
 from train.model.shape import OwnShape
-from train.parallel.layout import check_layout
 from train.plan.plan import Plan
 from train.pretrain.step import Learner
 
