@@ -412,6 +412,9 @@ def run_recipe(
         rebuild=rebuild,
         verbose=False,
         dry_run=False,
+        like=[],
+        core_hour_usd=None,
+        gb_month_usd=None,
         step=until,
     )
     (run_command if until is None else stage_command)(arguments)

@@ -126,9 +126,9 @@ def stage_command(arguments: argparse.Namespace) -> int:
 
 
 def _run(arguments: argparse.Namespace, until: str | None = None) -> Summary:
-    named = (("--like", arguments.like), ("--core-hour-usd", arguments.core_hour_usd is not None))
-    for flag, is_given in (*named, ("--gb-month-usd", arguments.gb_month_usd is not None)):
-        if is_given:
+    prices = {"--core-hour-usd": arguments.core_hour_usd, "--gb-month-usd": arguments.gb_month_usd}
+    for flag, given in {"--like": arguments.like or None, **prices}.items():
+        if given is not None:
             raise ConfigError(f"{flag}: expected --dry-run with it, got none. Nothing was started. Add --dry-run.")
     return run_recipe(arguments.recipe, arguments.out, arguments.overrides, until, options_of(arguments))
 
