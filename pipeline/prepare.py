@@ -17,7 +17,7 @@ from pipeline.dedup.config import DEDUP, DedupConfig
 from pipeline.engine.code_digest import code_digest, libraries_digest
 from pipeline.engine.finished_parts import FOLDER, FinishedParts
 from pipeline.engine.model_files import ModelFile, path_here, state_of
-from pipeline.engine.stage import PerDocument, Relation, Source, Split
+from pipeline.engine.stage import EVERY, PerDocument, Relation, Source, Split
 from pipeline.engine.step import MADE_WITH, Model, Stage, Step, made_with_of, models_of_source
 from pipeline.language import LANGUAGE, MODEL, known_languages
 from pipeline.models import ModelsConfig, ensure_model
@@ -109,8 +109,7 @@ def find_models(recipe: Recipe, steps: Sequence[Step]) -> Models:
 
 
 BY_LANGUAGE = (("quality", "by_language"), ("toxicity", "wordlists"), ("perplexity", "models"), ("pii", "ner_models"))
-"""Sections and their settings whose keys are codes of languages, or EVERY_LANGUAGE."""
-EVERY_LANGUAGE = "*"
+"""Sections and their settings whose keys are codes of languages, or EVERY."""
 
 
 def check_names(recipe: Recipe, models: Models) -> None:
@@ -132,7 +131,7 @@ def _unknown_sources(recipe: Recipe) -> Iterator[str]:
 def _unknown_languages(recipe: Recipe, models: Models) -> Iterator[str]:
     for source, own in recipe.by_source().items():
         given = {
-            f"{section}.{key}": {*getattr(own[section], key)} - {EVERY_LANGUAGE}
+            f"{section}.{key}": {*getattr(own[section], key)} - {EVERY}
             for section, key in BY_LANGUAGE
             if key in own[section].model_fields_set
         }

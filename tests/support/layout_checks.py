@@ -1,4 +1,4 @@
-"""The problems of a layout as one error, as `check_ranks` raises it for a plan."""
+"""The problems of a layout as one error."""
 
 from collections.abc import Sequence
 
@@ -11,10 +11,6 @@ from train.parallel.layout import layout_problems
 def check_layout(
     shape: ModelShape, settings: Settings, world_size: int, seq_lens: Sequence[int], global_batch: int
 ) -> None:
-    """Check that model, sequences and batch fit the layout. Raises ConfigError that names every problem."""
-    problems = list(layout_problems(shape, settings, world_size, seq_lens, global_batch))
-    if problems:
-        raise ConfigError(
-            f"layout: {len(problems)} problem(s) with {world_size} rank(s); nothing was started\n  "
-            + "\n  ".join(problems)
-        )
+    """Raise ConfigError, with one line for each problem, unless model, sequences and batch fit the layout."""
+    if problems := [*layout_problems(shape, settings, world_size, seq_lens, global_batch)]:
+        raise ConfigError("\n".join(problems))

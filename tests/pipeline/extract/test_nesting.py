@@ -9,6 +9,8 @@ from pipeline.engine.stage import Drop
 from pipeline.extract.nesting import MAX_REOPENED, SAFE_TAGS, nesting_problem
 from tests.support.growth import MOST, growth
 
+pytestmark = pytest.mark.usefixtures("implementation")
+
 DEEP = Drop("too_deep", 3001, 3000)
 
 

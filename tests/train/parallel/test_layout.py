@@ -211,7 +211,7 @@ def test_chunks_in_flight_of_one_stage() -> None:
 def test_all_problems_are_named_at_once() -> None:
     with pytest.raises(ConfigError) as caught:
         check(8, seq_len=50, tensor=3, context=2, pipeline=9)
-    assert str(caught.value).startswith("layout: 5 problem(s) with 8 rank(s); nothing was started\n")
+    assert len(str(caught.value).split("\n")) == 5
     for name in ("= 54, which", "num_heads", "num_kv_heads", "context · tensor = 6, got 50", "= 9 stages"):
         assert name in str(caught.value)
 

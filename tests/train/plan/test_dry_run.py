@@ -2,13 +2,14 @@ from typing import Any
 
 import pytest
 
+from schemas.errors import ConfigError
 from schemas.text import format_bytes
 from train.config.settings import Settings, load_settings
 from train.data.stages import StagePlan
 from train.model.shape import ModelShape, flops_per_token, num_parameters
 from train.parallel.memory import memory_of_rank
 from train.parallel.metadata import num_tensors
-from train.plan.plan import Plan
+from train.plan.plan import Plan, check_ranks
 from train.plan.text import RankDevice, describe_run, groups_along
 
 SHAPE = ModelShape(
@@ -187,6 +188,17 @@ def test_every_reason_to_refuse_a_run_is_loud() -> None:
         "!! train.seq_len: expected a multiple of context · tensor = 2, got 129, which leaves 1. Set train.seq_len to "
         "128."
     )
+
+
+def test_a_start_is_refused_with_every_reason() -> None:
+    settings = load_settings({"layout": {"tensor": 3, "context": 5}, "train": {"seq_len": 128}}, [], "test")
+    with pytest.raises(ConfigError) as caught:
+        check_ranks(plan_of(settings, FIRST), 8)
+    lines = str(caught.value).splitlines()
+    assert lines[0] == "layout: 5 problem(s) with 8 rank(s); nothing was started"
+    assert [line.strip() for line in lines[1:]] == [
+        line.removeprefix("!! ") for line in loud(describe_run(plan_of(settings, FIRST), settings, 8, GPU).splitlines())
+    ]
 
 
 def test_rows_of_spans_are_longer_than_their_tokens() -> None:
