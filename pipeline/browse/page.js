@@ -213,10 +213,10 @@ function follow() {
   markOpen();
 }
 
-/** Change the address, which shows the new state. */
+/** Change the address and show the new state at once: after the event of a changed address, the form would lose what was typed meanwhile. */
 function go(target) {
-  if (target === location.hash || (target === "#" && !location.hash)) follow();
-  else location.hash = target;
+  if (target !== location.hash && (target !== "#" || location.hash)) history.pushState(null, "", target);
+  follow();
 }
 
 function drawColumns() {

@@ -415,6 +415,29 @@ def test_search_read_and_compare_in_a_browser(tab: Any, server: BrowseServer) ->
 
 
 @pytest.mark.browser
+def test_what_is_typed_right_after_a_reset_stays_in_a_browser(tab: Any) -> None:
+    tab.fill("#where", "language = de")
+    tab.press("#where", "Enter")
+    wait_until(tab, "location.hash.includes('language')")
+    # Both in one task of the page: the event of a changed address comes later.
+    tab.evaluate("""() => {
+        document.querySelector('button[type="reset"]').click();
+        document.querySelector('#where').value = 'drop_rule = near_duplicate';
+    }""")
+    tab.wait_for_timeout(200)
+    assert tab.input_value("#where") == "drop_rule = near_duplicate"
+    tab.press("#where", "Enter")
+    wait_until(tab, "document.querySelectorAll('#lists tbody tr[data-doc]').length === 1")
+    # The way back shows each state.
+    tab.go_back()
+    wait_until(tab, "document.querySelector('#where').value === ''")
+    tab.go_back()
+    wait_until(tab, "document.querySelector('#where').value === 'language = de'")
+    tab.go_forward()
+    wait_until(tab, "document.querySelector('#where').value === ''")
+
+
+@pytest.mark.browser
 def test_kept_beside_dropped_random_and_errors_in_a_browser(tab: Any) -> None:
     tab.check("#beside")
     wait_until(tab, "document.querySelectorAll('#lists .list').length === 2")
