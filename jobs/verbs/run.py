@@ -13,13 +13,15 @@ from pipeline.forecast import Prices
 from pipeline.stages import STEPS
 from pipeline.summary import Summary
 from pipeline.tokens.streams import TOKENS, TokensConfig
-from schemas.config import Recipe
+from schemas.config import Recipe, suggest_name
 from schemas.errors import ConfigError
 from schemas.paths import PLAN_NAME
 from schemas.storage import Store
+from schemas.tokens import split_copies
 from train.checkpoint.folder import list_checkpoints
 from train.config.recipe import with_recipe
 from train.config.settings import Settings, settings_of
+from train.data.stages import chosen_sources
 from train.plan.make_plan import problems_without_data
 
 GROUP = "data"
@@ -78,7 +80,8 @@ def check_training(recipe: Recipe, path: str) -> None:
     Without this, the plan would find it after all data steps.
     """
     settings = with_recipe(settings_of(recipe))
-    if problems := [*_wrong_lengths(recipe, settings), *problems_without_data(settings)]:
+    wrong = (*_wrong_lengths(recipe, settings), *_unknown_sources(recipe, settings))
+    if problems := [*wrong, *problems_without_data(settings)]:
         raise ConfigError("\n  ".join([f"{path}: {len(problems)} problem(s); nothing was started", *problems]))
 
 
@@ -94,6 +97,15 @@ def _wrong_lengths(recipe: Recipe, settings: Settings) -> Iterator[str]:
                 f"{where}.seq_len: expected a divisor of tokens.chunk_tokens = {chunk}, got {length}. Correct one of "
                 "them."
             )
+
+
+def _unknown_sources(recipe: Recipe, settings: Settings) -> Iterator[str]:
+    """Yield a text about each source that `[train]` names and that the recipe does not have."""
+    named = {(setting, name) for setting, values in chosen_sources(settings.train) for name in values}
+    for setting, name in sorted(named):
+        if split_copies(name)[0] not in recipe.sources:
+            near = suggest_name(name, recipe.sources)
+            yield f"{setting}: expected sources of the recipe, got {name!r}{near}. Correct or remove it."
 
 
 def run_command(arguments: argparse.Namespace) -> int:

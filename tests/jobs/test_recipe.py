@@ -99,6 +99,16 @@ def test_a_length_that_divides_no_chunk_is_found_before_the_data_are_read(settin
         (["train.epochs={web=9}"], "train.epochs: expected at most plan.max_epochs = "),
         (["plan.window=64", "plan.window_pattern=SL", "train.objective=mlm"], "plan.window: expected an objective"),
         (["plan.model=none_such"], "plan.model: expected one of moe"),
+        (["plan.model=moe", "train.freeze=['blocks']"], "train.freeze: expected a transformer of Penstock, got plan"),
+        (["train.freeze=['block.0']"], "train.freeze: expected the beginning of the name of a parameter"),
+        (["train.freeze=['*']"], "train.freeze: expected parameters that are trained"),
+        (["plan.num_layers=2", "train.freeze=['blocks.2']"], "got 'blocks.2'"),
+        (["train.profile='10'"], "train.profile: expected steps FIRST-LAST"),
+        (["train.steps=9", "train.profile=9-10"], "train.profile: expected steps of the run, 1 to 9"),
+        (["train.skip_file=../skips.txt"], "train.skip_file: expected a file below the run's train folder"),
+        (["train.weights={web=1, books=2}"], "train.weights: expected sources of the recipe, got 'books'"),
+        (["train.epochs={wev=1}"], "train.epochs: expected sources of the recipe, got 'wev' (did you mean 'web'?)"),
+        (["train.stages=[{tokens=9000}, {weights={boks=1}}]"], "train.stages[1].weights: expected sources of the"),
         (["plan.d_model=100", "plan.num_heads=7"], "plan"),
         (
             ["train.objective=span", "train.document_mask=false", "train.mask_share=0.5", "train.mean_span=1"],
@@ -109,6 +119,11 @@ def test_a_length_that_divides_no_chunk_is_found_before_the_data_are_read(settin
 def test_training_settings_that_suit_no_dataset_are_found_before_the_data_are_read(settings, message):
     with pytest.raises(ConfigError, match=re.escape(message)):
         check_training(read_recipe("demo", settings), "demo")
+
+
+def test_layers_that_the_plan_may_choose_and_sources_of_repeated_documents_can_be_named():
+    values = ["train.freeze=['blocks.30', 'embedding']", "train.weights={web=1, 'web+x3'=2}", "train.profile=2-9"]
+    check_training(read_recipe("demo", values), "demo")
 
 
 def test_all_of_them_are_in_one_message():

@@ -252,7 +252,7 @@ def read_skip_list(run: Store, name: str) -> SkipList:
     """
     if not name:
         return NO_SKIPS
-    path = _skip_path(name)
+    path = skip_path(name)
     if not run.exists(path):
         raise ConfigError(
             f"train.skip_file: expected a file {run.uri}/{path}, got none. Create the file, or remove train.skip_file."
@@ -270,7 +270,7 @@ def read_skip_list(run: Store, name: str) -> SkipList:
     return SkipList(tuple(indices))
 
 
-def _skip_path(name: str) -> str:
+def skip_path(name: str) -> str:
     """Return the path of a skip list relative to the run. Raises ConfigError if it leads out of the train folder."""
     if not is_below(name):
         raise ConfigError(
@@ -281,7 +281,7 @@ def _skip_path(name: str) -> str:
 
 def append_to_skip_list(run: Store, name: str, indices: list[int], reason: str) -> SkipList:
     """Append global sample indices and a one-line reason to `<run>/train/<name>`; return the new list."""
-    path = _skip_path(name)
+    path = skip_path(name)
     previous = run.read_bytes(path) if run.exists(path) else b""
     if previous and not previous.endswith(b"\n"):
         previous += b"\n"

@@ -25,8 +25,8 @@ class ProfileWindow(NamedTuple):
     last: int
 
 
-def parse_window(text: str, steps: int) -> ProfileWindow | None:
-    """Parse the steps of `train.profile` for a run of `steps` steps; return None for an empty text.
+def parse_window(text: str, steps: int | None) -> ProfileWindow | None:
+    """Parse the steps of `train.profile` for a run of `steps` steps (None = unknown); return None for an empty text.
 
     Raises ConfigError if the text is not FIRST-LAST, or if the run has no such steps.
     """
@@ -38,7 +38,7 @@ def parse_window(text: str, steps: int) -> ProfileWindow | None:
         raise ConfigError(
             f"train.profile: expected steps FIRST-LAST from 1 on, such as 10-12, got {text!r}. Set train.profile=10-12."
         )
-    if window.last > steps:
+    if steps is not None and window.last > steps:
         raise ConfigError(
             f"train.profile: expected steps of the run, 1 to {steps}, got {text!r}. "
             f"Set train.profile to steps up to {steps}."

@@ -6,6 +6,7 @@ disagreement of Kaplan et al. to leaving it out. Rules that were fitted without 
 """
 
 import math
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from fractions import Fraction
 from pathlib import Path
@@ -24,7 +25,7 @@ from train.config.train import PACK_CHUNKS, TrainConfig
 from train.data.order import SampleOrder, open_streams, samples_of_epochs, stage_counts, tokens_by_source
 from train.data.packing import Packing, open_packings, write_packing
 from train.data.permutation import RowOrder
-from train.data.stages import NO_SKIPS, StagePlan, resolve_stages, row_length, stage_lengths
+from train.data.stages import NO_SKIPS, StagePlan, resolve_stages, row_length, skip_path, stage_lengths
 from train.model.declared import code_digest, function_of
 from train.model.freeze import frozen_names
 from train.model.shape import (
@@ -36,6 +37,7 @@ from train.model.shape import (
     num_parameters,
     parameter_sizes,
 )
+from train.monitor.profiler import parse_window
 from train.parallel.devices import peak_of
 from train.plan import rules
 from train.plan.advice import advice, costly_padding, unread_copies, unusual_proportions
@@ -65,7 +67,7 @@ def make_plan(run: Store, dataset: Dataset, settings: Settings, trained: Store |
     shape = weights.shape if weights else sized_shape(target.params, vocab_size, sized_by)
     check_size_reached(target, sizing, shape)
     _check_positions(shape, train)
-    _check_frozen(shape, train)
+    _check_frozen(shape, train, sizing.model)
     num_params = num_parameters(shape)
     tokens = tokens_of_shape(target, sizing, shape, offer.most_samples * train.seq_len)
     body_flops = flops_per_token(shape, train.seq_len, logits=False)
@@ -165,7 +167,8 @@ def _resolved(run: Store, dataset: Dataset, settings: Settings) -> tuple[Setting
 
 def problems_without_data(settings: Settings) -> Iterator[str]:
     """Yield what is wrong with the settings of a training run whose dataset is not made yet."""
-    for check in (_check_sizing, _check_given_epochs, _check_rows, lambda own: check_settings_used(own, None)):
+    checks = (_check_sizing, _check_given_epochs, _check_rows, _check_texts)
+    for check in (*checks, lambda own: check_settings_used(own, None)):
         try:
             check(settings)
         except ConfigError as error:
@@ -184,9 +187,25 @@ def _check_sizing(settings: Settings) -> None:
     if sizing.model:
         function_of(sizing.model)
     if not settings.train.init_from:  # otherwise the weights decide the shape
-        choose_shape(sizing.params or float(sizing.min_params), ANY_VOCABULARY, sizing)
+        shape = choose_shape(sizing.params or float(sizing.min_params), ANY_VOCABULARY, sizing)
+        _check_frozen(_as_deep_as_named(shape, sizing, settings.train.freeze), settings.train, sizing.model)
     if resolved.optim.learning_rate is None:
         rate_of_rule(sizing, 1.0)
+
+
+def _as_deep_as_named(shape: ModelShape, sizing: PlanConfig, patterns: Sequence[str]) -> ModelShape:
+    """Return the shape with every layer that the patterns of `train.freeze` name, if the plan chooses their number."""
+    if sizing.num_layers is not None:
+        return shape
+    named = (int(number) + 1 for pattern in patterns for number in re.findall(r"[0-9]{1,4}", pattern))
+    return shape.model_copy(update={"num_layers": max(shape.num_layers, *named, 1)})
+
+
+def _check_texts(settings: Settings) -> None:
+    """Raise ConfigError if settings of `[train]` that are texts cannot be understood."""
+    parse_window(settings.train.profile, None if settings.train.stages else settings.train.steps)
+    if settings.train.skip_file:
+        skip_path(settings.train.skip_file)
 
 
 def _check_rows(settings: Settings) -> None:
@@ -229,11 +248,11 @@ def _offered(
     return DatasetOffer(samples, most, target, train.seq_len, packing.sources if packing else ())
 
 
-def _check_frozen(shape: ModelShape, train: TrainConfig) -> None:
-    """Raise ConfigError if a pattern of `train.freeze` matches no parameter."""
-    if train.freeze and isinstance(shape, OwnShape):
+def _check_frozen(shape: ModelShape, train: TrainConfig, model: str) -> None:
+    """Raise ConfigError if a pattern of `train.freeze` matches no parameter; `model`: the setting `plan.model`."""
+    if train.freeze and model:
         raise ConfigError(
-            f"train.freeze: expected a transformer of Penstock, got plan.model = {shape.model}. Remove train.freeze."
+            f"train.freeze: expected a transformer of Penstock, got plan.model = {model}. Remove train.freeze."
         )
     frozen_names(parameter_sizes(shape), train.freeze)
 
