@@ -7,6 +7,7 @@ data, unusual proportions of model and run, and the cost of settings that the re
 import math
 from collections.abc import Iterator, Mapping, Sequence
 
+from schemas.origin import CHECKPOINT
 from schemas.tokens import Dataset, split_copies
 from train.config.plan import OwnLaw, PlanConfig
 from train.data.order import tokens_by_source
@@ -134,6 +135,21 @@ def unread_copies(dataset: Dataset, streams: Mapping[str, RowOrder]) -> Iterator
                 f"{source} is not read: its {tokens[source]:,} tokens are no whole chunk of {dataset.chunk_tokens:,}. "
                 "A smaller tokens.chunk_tokens would read it."
             )
+
+
+def heldout_read_before(plan: Plan) -> Iterator[str]:
+    """Yield a sentence if the weights that a run begins from may have read its held-out documents.
+
+    Weights that were trained on the same dataset alone have not.
+    """
+    line = list(plan.origin.line) if plan.origin else []
+    if plan.settings.train.eval_every and any(own.dataset != plan.dataset for own in line):
+        known = all(own.format == CHECKPOINT for own in line)
+        evaluated = "`penstock evaluate` leaves those out" if known else "Nothing can say which"
+        yield (
+            "The weights to begin from may have read held-out documents, whose losses during training are then too "
+            f"low. {evaluated}."
+        )
 
 
 MOST_PADDING = 0.05

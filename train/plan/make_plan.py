@@ -40,7 +40,7 @@ from train.model.shape import (
 from train.monitor.profiler import parse_window
 from train.parallel.devices import peak_of
 from train.plan import rules
-from train.plan.advice import advice, costly_padding, unread_copies, unusual_proportions
+from train.plan.advice import advice, costly_padding, heldout_read_before, unread_copies, unusual_proportions
 from train.plan.figures import MAX_WARMUP, DatasetOffer, figures_of_plan, memory_needed
 from train.plan.origin import open_origin, sizing_of
 from train.plan.plan import Plan, check_parametrization, check_settings_used, check_windows, stored_plan
@@ -105,6 +105,7 @@ def make_plan(run: Store, dataset: Dataset, settings: Settings, trained: Store |
         *unread_copies(dataset, streams),
         *costly_padding(sized, offer.packed),
         *unusual_proportions(sized),
+        *heldout_read_before(sized),
     )
     return sized.model_copy(update={"figures": figures, "advice": sentences})
 

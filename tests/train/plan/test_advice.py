@@ -4,12 +4,13 @@ import math
 
 import pytest
 
+from schemas.origin import CHECKPOINT, ModelOrigin
 from schemas.storage import Store
 from schemas.tokens import open_dataset
 from tests.support.tiny_dataset import make_tiny_dataset
 from train.config.settings import load_settings
 from train.model.shape import num_parameters
-from train.plan.advice import unusual_proportions
+from train.plan.advice import heldout_read_before, unusual_proportions
 from train.plan.make_plan import make_plan
 from train.plan.plan import Plan
 
@@ -62,3 +63,21 @@ def test_few_steps_and_large_embeddings(plan: Plan) -> None:
         sized = shape.model_copy(update={"vocab_size": tokens})
         text = " ".join(unusual_proportions(plan.model_copy(update={"shape": sized})))
         assert (f"% of the parameters are embeddings of {tokens:,} tokens" in text) == said
+
+
+def test_held_out_documents_that_the_weights_may_have_read(plan: Plan) -> None:
+    def found(**origin: object) -> str:
+        weights = ModelOrigin.model_validate({"path": "old", "digest": "d", "vocab_size": 9, **origin})
+        return " ".join(heldout_read_before(plan.model_copy(update={"origin": weights})))
+
+    assert list(heldout_read_before(plan)) == []
+    same = {"format": CHECKPOINT, "dataset": plan.dataset}
+    assert found(**same) == ""
+    assert "`penstock evaluate` leaves those out." in found(format=CHECKPOINT, dataset="another")
+    assert "Nothing can say which." in found(format="llama")
+    assert "Nothing can say which." in found(
+        **same, origin={"path": "", "format": "gpt2", "digest": "", "vocab_size": 9}
+    )
+    settings = plan.settings.model_copy(update={"train": plan.settings.train.model_copy(update={"eval_every": 0})})
+    weights = ModelOrigin(path="old", digest="d", vocab_size=9, format="llama")
+    assert list(heldout_read_before(plan.model_copy(update={"origin": weights, "settings": settings}))) == []
