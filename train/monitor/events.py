@@ -258,6 +258,19 @@ def read_events(run: Store) -> list[Event]:
     return events
 
 
+def skipped_steps(events: Iterable[Event]) -> set[int]:
+    """Return the steps of the run, as it is now, that made no update because they were not finite."""
+    steps: set[int] = set()
+    for event in events:
+        if isinstance(event, Skipped):
+            steps.add(event.step)
+        elif isinstance(event, Started | Resumed | Rewound):
+            # Later steps were taken again.
+            last = 0 if isinstance(event, Started) else event.to_step if isinstance(event, Rewound) else event.step
+            steps = {step for step in steps if step <= last}
+    return steps
+
+
 def rewound_steps(events: Iterable[Event]) -> list[int]:
     """Return the steps of the spikes that caused rewinds since the run last started without a checkpoint.
 

@@ -15,6 +15,7 @@ from schemas.tokens import Dataset, open_dataset
 from schemas.urls import parse_domain
 from train.ancestors import saw_before
 from train.data.document_index import DocumentIndex
+from train.monitor.events import read_events, skipped_steps
 from train.plan.plan import Plan, read_plan
 from train.takedown_replay import Span
 from train.trace.documents import DetailReader, DocumentDetail, Texts, documents_containing
@@ -81,12 +82,15 @@ class StepAnswer:
     """Number of spans in the rows; `parts` may hold fewer."""
     num_documents: int
     """Number of documents in the rows."""
+    skipped: bool = False
+    """True if the step made no update, because its loss or gradient was not finite."""
 
     def to_json(self) -> dict[str, Any]:
         """Return the answer as a JSON object; `rows` is [first, end], `parts` the spans of the listed documents."""
         parts = [part.to_json() for part in self.parts]
         place = {"step": self.step, "rows": [self.rows.start, self.rows.stop], "layout": self.layout}
-        return place | {"num_spans": self.num_spans, "num_documents": self.num_documents, "parts": parts}
+        counts = {"num_spans": self.num_spans, "num_documents": self.num_documents, "skipped": self.skipped}
+        return place | counts | {"parts": parts}
 
 
 @dataclass(frozen=True)
@@ -138,7 +142,8 @@ class TraceAnswers:
         listed = [part for part in parts if part.doc_id in chosen]
         with LongWork("details", len(listed), "parts") as work:
             described = [self._describe(part, work) for part in listed]
-        return StepAnswer(step, rows, origin, described, len(parts), len(documents))
+        skipped = step in skipped_steps(read_events(self.run))
+        return StepAnswer(step, rows, origin, described, len(parts), len(documents), skipped)
 
     def url(self, url: str) -> DocumentsAnswer:
         """Return the documents with a URL, and the steps and checkpoints that were trained on them."""
@@ -287,6 +292,8 @@ def present_step(answer: StepAnswer) -> str:
         head = [f"step {answer.step}: no row of the global batch, only padding to match the other ranks"]
     if answer.layout is not None:
         head.append(f"layout of {answer.layout}")
+    if answer.skipped:
+        head.append("the step was skipped, because it was not finite: its documents did not change the weights")
     if len(answer.parts) < answer.num_spans:
         listed = len({described.place.doc_id for described in answer.parts})
         head.append(f"those of {listed} of {answer.num_documents} documents are listed")

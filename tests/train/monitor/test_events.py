@@ -31,6 +31,7 @@ from train.monitor.events import (
     layout_changes,
     read_events,
     rewound_steps,
+    skipped_steps,
 )
 from train.monitor.metrics import StepMetrics
 from train.trace import Appearance
@@ -149,6 +150,18 @@ def test_rewinds_are_counted() -> None:
     assert rewound_steps(EVENTS[:-1]) == [event.step for event in EVENTS if event.kind == "rewound"]
     assert rewound_steps([]) == []
     assert rewound_steps([*EVENTS, Started(step=0, layout={})]) == []
+
+
+def test_a_step_that_was_taken_again_was_not_skipped() -> None:
+    def skip(step: int) -> Skipped:
+        return Skipped(step=step, loss=None, grad_norm=None)
+
+    resumed = Resumed(step=4, checkpoint="c", layout={}, layout_before={})
+    rewound = Rewound(step=8, to_step=5, checkpoint="c", samples=())
+    assert skipped_steps([skip(4), skip(5), skip(7)]) == {4, 5, 7}
+    assert skipped_steps([skip(4), skip(5), skip(7), rewound]) == {4, 5}
+    assert skipped_steps([skip(4), skip(5), skip(7), resumed, skip(6)]) == {4, 6}
+    assert skipped_steps([skip(4), Started(step=0, layout={}), skip(1)]) == {1}
 
 
 BEGUN = Started(step=0, layout={"ranks": 1})

@@ -28,6 +28,7 @@ from tests.support.tiny_dataset import make_tiny_dataset
 from train.checkpoint.folder import METADATA_NAME, CheckpointMetadata, Layout, identify
 from train.config.settings import load_settings
 from train.data.stages import NO_SKIPS
+from train.monitor.events import EVENTS_NAME, Skipped
 from train.plan.make_plan import make_plan
 from train.plan.plan import read_plan, write_plan
 from train.trace.answer import AnswerOptions, DocumentsAnswer, TraceAnswers, present_documents, to_json_value
@@ -390,6 +391,18 @@ def test_the_documents_of_a_step_are_limited(run: Store, trace: Callable[..., To
     assert head == (
         f"step 3, rows 0 to 5 of the global batch, {spans} spans; those of 2 of {len(documents)} documents are listed"
     )
+
+
+def test_a_step_that_made_no_update_says_so(run: Store, trace: Callable[..., Told]) -> None:
+    folder = Path(run.path(EVENTS_NAME))
+    folder.write_text(Skipped(step=3, loss=None, grad_norm=None).model_dump_json() + "\n", encoding="utf-8")
+    try:
+        for step, skipped in (("2", False), ("3", True)):
+            assert json.loads(trace("--step", step, "--json", "--brief")[1])["skipped"] is skipped
+            shown = trace("--step", step, "--brief")[1].splitlines()[0]
+            assert ("was skipped, because it was not finite" in shown) is skipped
+    finally:
+        folder.unlink()
 
 
 def test_a_document_in_no_step_says_so_once(run: Store, trace: Callable[..., Told]) -> None:
