@@ -191,7 +191,7 @@ def test_kill_9_of_a_worker_is_survived_with_the_same_bytes(crawl, expected, tmp
 
 
 def end_early(arguments: list[str], run: Path, stop: signal.Signals) -> None:
-    """Start a run and send it a signal once its first part stands."""
+    """Start a run and send it a signal once its first part is complete."""
     process = subprocess.Popen(arguments, cwd=ROOT)
     end = time.monotonic() + 120
     while not list(run.glob("finished_parts/documents/*.json")):
@@ -202,7 +202,7 @@ def end_early(arguments: list[str], run: Path, stop: signal.Signals) -> None:
     assert not list(run.glob("documents/v-*/manifest.json"))
 
 
-def test_a_run_that_was_killed_goes_on_to_the_same_bytes(crawl, expected, tmp_path):
+def test_a_run_that_was_killed_resumes_to_the_same_bytes(crawl, expected, tmp_path):
     arguments = embedded(command(tmp_path / "run", f"{crawl}/*.warc.gz", *SETTINGS, "spark.partitions=1"))
     end_early(arguments, tmp_path / "run", signal.SIGKILL)
     subprocess.run(arguments, cwd=ROOT, check=True, timeout=500)
@@ -274,7 +274,7 @@ def test_random_kills_of_executors_and_of_their_processes_end_in_the_same_bytes(
         assert digest(tmp_path / "run", table) == digest(expected, table), table
 
 
-def test_deduplication_that_was_killed_goes_on_behind_its_last_round(crawl, expected, judged):
+def test_deduplication_that_was_killed_resumes_after_its_last_round(crawl, expected, judged):
     arguments = embedded(command(judged, f"{crawl}/*.warc.gz", *SETTINGS, *ROUNDS))
     process = subprocess.Popen(arguments, cwd=ROOT)
     until_kept(judged, "round-0.json", process)
@@ -296,7 +296,7 @@ def first_step(arguments: list[str]) -> list[str]:
     return [sys.executable, "-m", "jobs.cli", "stage", "documents", *arguments]
 
 
-def test_ctrl_c_ends_a_run_that_goes_on_to_the_same_bytes(crawl, expected, tmp_path):
+def test_ctrl_c_ends_a_run_that_resumes_to_the_same_bytes(crawl, expected, tmp_path):
     arguments = first_step(command(tmp_path / "run", f"{crawl}/*.warc.gz", *SETTINGS, "spark.partitions=1"))
     end_early(arguments, tmp_path / "run", signal.SIGINT)
     subprocess.run(arguments, cwd=ROOT, check=True, timeout=500)
@@ -316,7 +316,7 @@ def small_disk(tmp_path) -> Iterator[Path]:
     subprocess.run(["umount", str(folder)], check=True)
 
 
-def test_a_full_disk_is_an_error_that_says_so_and_the_run_goes_on_to_the_same_bytes(crawl, expected, small_disk):
+def test_a_full_disk_is_an_error_that_says_so_and_the_run_resumes_to_the_same_bytes(crawl, expected, small_disk):
     arguments = first_step(command(small_disk / "run", f"{crawl}/*.warc.gz", *SETTINGS))
     failed = subprocess.run(arguments, cwd=ROOT, capture_output=True, text=True, timeout=500, check=False)
     assert failed.returncode == 2

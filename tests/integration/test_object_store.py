@@ -197,7 +197,7 @@ def test_a_missing_bucket_is_named_before_spark_starts(server: int, capsys: pyte
     )
 
 
-def test_wrong_credentials_are_told(server: int, capsys: pytest.CaptureFixture[str]) -> None:
+def test_wrong_credentials_are_reported(server: int, capsys: pytest.CaptureFixture[str]) -> None:
     asked = {"url": f"http://127.0.0.1:{server}/moto-api/reset-auth", "headers": {"Content-Type": "text/plain"}}
     urlopen(Request(data=b"0", **asked)).close()  # from now on keys are looked at
     try:
@@ -207,7 +207,7 @@ def test_wrong_credentials_are_told(server: int, capsys: pytest.CaptureFixture[s
         urlopen(Request(data=b"inf", **asked)).close()
 
 
-def test_a_server_that_is_gone_is_told_in_seconds(
+def test_a_server_that_is_gone_is_reported_in_seconds(
     server: int, silent_port: int, capsys: pytest.CaptureFixture[str]
 ) -> None:
     started = time.monotonic()
@@ -327,7 +327,7 @@ def run_it(spark, source: str, out: str, until: str | None = None) -> Store:
 
 
 def killed_and_run_again(spark, source: str, out: str, until: str | None = None) -> Store:
-    """A run that was killed when all parts of its first table stood, and run again: it goes on from those."""
+    """A run that was killed when all parts of its first table were complete, and run again: it resumes from those."""
     with mock.patch.object(running, "commit", side_effect=Killed), pytest.raises(Killed):
         run_it(spark, source, out, until)
     parts = parts_of_tables(Store(out))
@@ -357,7 +357,7 @@ def test_a_run_is_browsed_as_on_a_local_disk(server: int, tmp_path: Path) -> Non
 
 
 @pytest.mark.spark
-def test_one_step_goes_on_and_writes_what_it_writes_on_a_local_disk(
+def test_one_step_resumes_and_writes_what_it_writes_on_a_local_disk(
     workers, crawl: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     source, out = "s3://bucket/the crawl/demo-000.warc.gz", "s3://bucket/first step"

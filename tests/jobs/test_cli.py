@@ -246,7 +246,7 @@ def test_errors_are_one_message(arguments, message, capsys):
         ),
     ],
 )
-def test_what_is_wrong_or_missing_is_told_before_spark_starts(arguments, message, capsys, monkeypatch, tmp_path):
+def test_what_is_wrong_or_missing_is_reported_before_spark_starts(arguments, message, capsys, monkeypatch, tmp_path):
     def starts(*_):
         raise RuntimeError("Spark was started")
 

@@ -358,7 +358,9 @@ def test_a_recipe_that_cannot_be_read(
 
 
 @pytest.mark.usefixtures("no_spark")
-def test_a_recipe_without_a_source_is_told_what_is_missing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_recipe_without_a_source_is_an_error_that_names_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (tmp_path / "own.toml").write_text("[quality]\nmin_words = 3\n")
     assert main(["run", str(tmp_path / "own.toml"), "--out", str(tmp_path / "run")]) == 2
     assert "source.paths: expected at least one file, got none." in capsys.readouterr().err

@@ -377,7 +377,7 @@ def test_the_fixed_part_of_a_pattern(pattern: str, expected: str) -> None:
 
 
 @pytest.mark.parametrize("table", ["documents", "verdicts", "clean", "tokenizer"])
-def test_a_dataset_of_earlier_tables_is_told(run: Store, table: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_dataset_of_earlier_tables_is_reported(run: Store, table: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert replaced_input(run, "tokens") is None
     next_version(run, table, lambda content: content["config"].update(changed={"setting": 1}))
     assert replaced_input(run, "tokens") == table
@@ -390,7 +390,7 @@ def test_a_dataset_of_earlier_tables_is_told(run: Store, table: str, capsys: pyt
     )
 
 
-def test_a_dataset_whose_step_the_recipe_no_longer_has_is_told(run: Store) -> None:
+def test_a_dataset_whose_step_the_recipe_no_longer_has_is_reported(run: Store) -> None:
     state = read_run(run)
     write_run(run, state.model_copy(update={"tables": {k: v for k, v in state.tables.items() if k != "clean"}}))
     assert replaced_input(run, "tokens") == "clean"

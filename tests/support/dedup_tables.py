@@ -1,7 +1,7 @@
 """The tables `documents` and `text` of a run written from given texts, without a crawl and without Spark.
 
 Only the signature stage of the documents pass runs, so what is measured afterwards is deduplication. Identities and
-manifests are made by the functions of a run: `penstock stage dedup` finds the tables standing and goes on from them.
+manifests are made by the functions of a run: `penstock stage dedup` finds complete tables and continues with them.
 """
 
 import json

@@ -60,7 +60,9 @@ def test_the_exit_code_is_that_of_the_ranks(tmp_path: Path, code: int) -> None:
 
 
 @pytest.mark.parametrize(("word", "code"), [("stops", 0), ("fails", 2), ("fails once", 0)])
-def test_a_run_told_to_stop_succeeds_unless_a_rank_says_that_it_failed(tmp_path: Path, word: str, code: int) -> None:
+def test_a_run_that_is_asked_to_stop_succeeds_unless_a_rank_says_that_it_failed(
+    tmp_path: Path, word: str, code: int
+) -> None:
     process = launched(tmp_path, word)
     _, errors = signalled(process, tmp_path / "rank.ready", signal.SIGTERM)
     assert process.returncode == code

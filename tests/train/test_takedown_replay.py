@@ -123,7 +123,7 @@ def test_steps_and_checkpoints_that_saw_them_are_named(old: Path, new: Path, cho
     assert effects.last_clean == 10
 
 
-def test_a_packed_row_is_not_told_for_the_document_behind_its_last(tmp_path: Path) -> None:
+def test_a_packed_row_is_not_reported_for_the_document_after_its_last(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "run", {"train": {"packing": "best_fit", "steps": 60}})
     run, dataset = Store(str(folder)), opened(folder)
     plan = make_plan(run, dataset, load_settings(read_run(run).recipe, [], run.uri))
@@ -221,7 +221,7 @@ def test_a_dry_run_describes_the_replay_and_changes_nothing(new: Path, capsys: p
     assert {path: path.read_bytes() for path in new.rglob("*") if path.is_file()} == before
 
 
-def test_a_replay_that_was_broken_off_goes_on(new: Path) -> None:
+def test_an_interrupted_replay_resumes(new: Path) -> None:
     run = Store(str(new))
     with (
         mock.patch("train.takedown_replay.write_plan", side_effect=KeyboardInterrupt),
@@ -251,7 +251,7 @@ def test_a_kill_between_the_checkpoints_set_aside_is_refused_until_ended(new: Pa
     trained(new, 1)
 
 
-def test_nothing_goes_on_undeclared(old: Path, new: Path) -> None:
+def test_nothing_continues_undeclared(old: Path, new: Path) -> None:
     run, before, after = Store(str(new)), opened(old).digest, opened(new).digest
     answer = train(new, 1)[0]  # the existing plan is for the old dataset
     assert before in answer.error
@@ -285,7 +285,7 @@ def forge_only_manifest(folder: Path) -> None:
     path.write_text(json.dumps(raw))
 
 
-def test_a_checkpoint_that_saw_them_goes_on_only_by_choice(new: Path) -> None:
+def test_a_checkpoint_that_saw_them_continues_only_by_choice(new: Path) -> None:
     replay = begin_replay(Store(str(new)), "15")
     assert (replay.from_step, replay.clean) == (15, False)
     assert "HAS SEEN" in describe_replay(replay)
@@ -332,7 +332,7 @@ def test_a_second_takedown_of_a_replayed_run(new: Path, old: Path) -> None:
     assert descent.origin == opened(old).digest
 
 
-def test_two_takedowns_before_a_replay_are_both_told_and_both_left_behind(new: Path, old: Path) -> None:
+def test_two_takedowns_before_a_replay_are_both_reported_and_both_undone(new: Path, old: Path) -> None:
     """The plan is still that of the dataset before both of them; what its steps saw is reported nevertheless."""
     run, order = Store(str(new)), batches_of(old).order
     rows = [row for row in documents_of(opened(new)) if row["stream"] == "web/train" and row["url"]]

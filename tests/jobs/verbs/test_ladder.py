@@ -306,7 +306,7 @@ def laddered(tmp_path_factory: pytest.TempPathFactory, dataset: Path) -> Laddere
 
 
 @pytest.mark.dist
-def test_a_killed_ladder_goes_on_with_what_is_left(laddered: Laddered) -> None:
+def test_a_killed_ladder_resumes_with_the_runs_that_are_left(laddered: Laddered) -> None:
     assert list(laddered.first) == NAMES[:3]
     assert list(laddered.second) == NAMES[2:]
     assert (laddered.run / "ladder" / NAMES[0] / "train.log").read_text().count("trained: ") == 1

@@ -148,7 +148,7 @@ def test_a_killed_worker_leaves_one_copy_of_its_rows(spark, folder, tmp_path):
 
 
 @pytest.mark.spark
-def test_a_failed_attempt_removes_its_file_and_a_broken_promise_is_told(spark, folder):
+def test_a_failed_attempt_removes_its_file_and_a_broken_promise_is_reported(spark, folder):
     def fail(number, batches):
         yield "rows", next(batches)
         raise ContractError("rows: expected good, got bad. Mend them.")
@@ -159,7 +159,7 @@ def test_a_failed_attempt_removes_its_file_and_a_broken_promise_is_told(spark, f
 
 
 @pytest.mark.spark
-def test_a_killed_run_goes_on_behind_what_it_kept(spark, folder, tmp_path):
+def test_a_killed_run_resumes_after_what_it_kept(spark, folder, tmp_path):
     def counting(batches):
         with open(tmp_path / "runs", "a") as stream:
             stream.write("x")

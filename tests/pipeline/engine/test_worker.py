@@ -1,4 +1,4 @@
-"""The fused pass: first verdict wins, measuring goes on or ends as declared, a raising stage drops the row by name."""
+"""The fused pass: first verdict wins, measuring continues or ends as declared, a stage that raises drops the row."""
 
 from dataclasses import replace
 
@@ -51,7 +51,7 @@ def test_a_drop_ends_the_pass_when_the_stage_says_so():
     assert row == {"a": True, "drop_stage": "a", "drop_rule": "low", "drop_value": 1.0, "drop_limit": 2.0}
 
 
-def test_measuring_goes_on_and_the_first_verdict_stays():
+def test_measuring_continues_and_the_first_verdict_stays():
     stages = stage("a", mark("a", Drop("low")), ends=False), stage("b", mark("b", Drop("low", 7.0)), ends=False)
     row, _ = run({}, *stages)
     assert (row["a"], row["b"], row["drop_stage"], row["drop_value"]) == (True, True, "a", None)

@@ -198,7 +198,7 @@ def test_text_of_dropped_documents_is_kept_sampled_or_left_out(crawl, tmp_path):
     assert 0 < sum(texts["sample"]) < len(texts["sample"])
 
 
-def test_a_record_that_kills_the_worker_is_dropped_as_crashed_and_the_rest_goes_on(monkeypatch):
+def test_a_record_that_kills_the_worker_is_dropped_as_crashed_and_the_rest_is_read(monkeypatch):
     monkeypatch.setattr(isolation, "PAUSE_SECONDS", 0.01)
 
     def measure(row):

@@ -326,9 +326,9 @@ def test_packed_rows_are_laid_out_when_the_run_is_planned(tmp_path: Path) -> Non
     assert re.fullmatch(r"in more than one row, of 5\d; 5\d cut from the stream", formula)
     assert not any(name.startswith("padding.") for name in values(planned(run)))
     assert plan.order != planned(run, train={"global_batch": 4, "steps": 40}).order
-    stands = summary.stat().st_mtime_ns
+    before = summary.stat().st_mtime_ns
     assert planned(run, train={"packing": "best_fit", "global_batch": 4, "steps": 40}) == plan
-    assert summary.stat().st_mtime_ns == stands
+    assert summary.stat().st_mtime_ns == before
 
 
 def test_a_plan_of_an_earlier_version_packs_each_chunk_by_itself(tmp_path: Path) -> None:
@@ -404,7 +404,7 @@ def test_a_plan_is_read_back_and_belongs_to_its_dataset(run: Store, tmp_path: Pa
 
 
 def test_a_plan_keeps_what_was_set_and_no_defaults(run: Store) -> None:
-    """A default that stands written would be refused where it is not used, such as mask_share without a mask."""
+    """A default that is written out would be refused where it is not used, such as mask_share without a mask."""
     plan = planned(run, train={"steps": 30}, optim={"schedule": "wsd", "decay_share": 0.2}, layout={"data": "zero2"})
     write_plan(run, plan)
     assert run.read_json(PLAN_NAME)["settings"] == {

@@ -40,7 +40,7 @@ RECIPE: dict[str, Any] = {
 }
 SPLITS = ["books.warc.gz", "web.warc.gz"]
 GROUP = 5
-Told = tuple[int, str, str]
+Printed = tuple[int, str, str]
 
 
 def rows_of(run: Store) -> list[dict[str, Any]]:
@@ -154,10 +154,10 @@ def filled(row: dict[str, Any], schema: pa.Schema) -> dict[str, Any]:
 
 
 @pytest.fixture
-def trace(run: Store, capsys: pytest.CaptureFixture[str]) -> Callable[..., Told]:
+def trace(run: Store, capsys: pytest.CaptureFixture[str]) -> Callable[..., Printed]:
     """The command: exit code, output and errors."""
 
-    def call(*words: str, at: Store = run) -> Told:
+    def call(*words: str, at: Store = run) -> Printed:
         parser = ArgumentParser()
         parser.add_argument("run")
         add_trace_arguments(parser)
@@ -168,7 +168,7 @@ def trace(run: Store, capsys: pytest.CaptureFixture[str]) -> Callable[..., Told]
     return call
 
 
-def test_title_signals_and_text_are_those_of_the_document(run: Store, trace: Callable[..., Told]) -> None:
+def test_title_signals_and_text_are_those_of_the_document(run: Store, trace: Callable[..., Printed]) -> None:
     rows = {row["doc_id"].hex(): row for row in rows_of(run)}
     code, out, _ = trace("--step", "3", "--text", "--json")
     found = json.loads(out)
@@ -198,7 +198,7 @@ def test_documents_of_a_member_of_many_records_are_found(tmp_path: Path) -> None
     assert [part.row(rows[0]["doc_id"], offset, ["offset"]) for offset in (-1, 15, 40)] == [{}] * 3
 
 
-def test_every_document_is_told_of_with_the_checkpoints_that_saw_it(run: Store) -> None:
+def test_every_document_is_reported_with_the_checkpoints_that_saw_it(run: Store) -> None:
     answers = TraceAnswers(run, AnswerOptions(text=True))
     for row in rows_of(run):
         (described, seen), *_ = answers.document(row["doc_id"].hex()).documents
@@ -210,7 +210,7 @@ def test_every_document_is_told_of_with_the_checkpoints_that_saw_it(run: Store) 
         assert (seen.last_clean, seen.trained) == (clean[-1] if clean else None, 12)
 
 
-def test_a_rank_reads_its_rows_by_the_layout_of_the_step(trace: Callable[..., Told]) -> None:
+def test_a_rank_reads_its_rows_by_the_layout_of_the_step(trace: Callable[..., Printed]) -> None:
     # Six rows on two ranks up to step 5, on three after it; micro-batches of two.
     for words, rows, named in (
         (["--step", "5", "--rank", "1"], [3, 6], "step-000005"),
@@ -230,7 +230,7 @@ def test_a_rank_reads_its_rows_by_the_layout_of_the_step(trace: Callable[..., To
 
 @pytest.mark.parametrize("kept", ["clean", "shards"])
 def test_a_scan_finds_all_documents_with_a_string(
-    run: Store, trace: Callable[..., Told], kept: str, monkeypatch: pytest.MonkeyPatch
+    run: Store, trace: Callable[..., Printed], kept: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rows = rows_of(run)
     string = " ".join(text_of(rows[9]).split()[3:6])
@@ -250,7 +250,7 @@ def test_a_scan_finds_all_documents_with_a_string(
 
 @pytest.mark.parametrize("own", [(), ("tokens", "tokenizer"), ("tokens", "tokenizer", "clean")])
 def test_a_run_on_the_dataset_of_another_one_has_its_titles_and_texts(
-    run: Store, trace: Callable[..., Told], tmp_path: Path, own: tuple[str, ...]
+    run: Store, trace: Callable[..., Printed], tmp_path: Path, own: tuple[str, ...]
 ) -> None:
     branch, new = Store(str(tmp_path / "branch")), Store(str(tmp_path / "new"))
     state = attach_run(branch, run)
@@ -270,13 +270,13 @@ def test_a_run_on_the_dataset_of_another_one_has_its_titles_and_texts(
     assert TraceAnswers(new, AnswerOptions()).details.record(row["split"], row["offset"], doc_id)["url"] == row["url"]
 
 
-def test_a_row_that_was_dropped_while_cleaning_is_in_no_dataset(run: Store, trace: Callable[..., Told]) -> None:
+def test_a_row_that_was_dropped_while_cleaning_is_in_no_dataset(run: Store, trace: Callable[..., Printed]) -> None:
     gone = rows_of(run)[0]["doc_id"].hex()
     out = trace("--contains", text_of(rows_of(run)[0])[:60], "--json")[1]
     assert gone not in {document["doc_id"] for document in json.loads(out)["documents"]}
 
 
-def test_a_domain_is_summed_over_all_and_listed_in_part(run: Store, trace: Callable[..., Told]) -> None:
+def test_a_domain_is_summed_over_all_and_listed_in_part(run: Store, trace: Callable[..., Printed]) -> None:
     number = sum(row["domain"] == "site2.co.uk" for row in rows_of(run))
     code, out, _ = trace("--domain", "site2.co.uk", "--brief", "--limit", "2")
     assert (code, number > 3) == (0, True)
@@ -313,13 +313,13 @@ def test_a_domain_is_summed_over_all_and_listed_in_part(run: Store, trace: Calla
         (["--contains", ""], "--contains: expected a string to look for, got an empty one"),
     ],
 )
-def test_bad_input_is_one_clear_sentence(trace: Callable[..., Told], words: list[str], message: str) -> None:
+def test_bad_input_is_one_clear_sentence(trace: Callable[..., Printed], words: list[str], message: str) -> None:
     code, out, err = trace(*words)
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert message in err
 
 
-def test_an_empty_result_has_a_message(trace: Callable[..., Told]) -> None:
+def test_an_empty_result_has_a_message(trace: Callable[..., Printed]) -> None:
     assert trace("--url", "http://site1.co.uk/none")[:2] == (
         1,
         "no document of the run has this URL, kept or dropped\n",
@@ -333,7 +333,7 @@ def test_an_empty_result_has_a_message(trace: Callable[..., Told]) -> None:
 
 @pytest.mark.parametrize("option", [("--url", "http://copy.example/1"), ("--url", "https://www.copy.example/1/#a")])
 def test_a_dropped_copy_leads_to_the_document_in_its_place(
-    run: Store, trace: Callable[..., Told], option: tuple[str, str]
+    run: Store, trace: Callable[..., Printed], option: tuple[str, str]
 ) -> None:
     survivor = rows_of(run)[5]["doc_id"].hex()
     code, out, err = trace(*option, "--brief")
@@ -354,7 +354,7 @@ def test_a_dropped_copy_leads_to_the_document_in_its_place(
     ]
 
 
-def test_a_document_that_a_rule_dropped_has_the_rule(trace: Callable[..., Told]) -> None:
+def test_a_document_that_a_rule_dropped_has_the_rule(trace: Callable[..., Printed]) -> None:
     text = "document 0b0b0b0b0b0b is not in the dataset: dropped by quality/gopher_short_doc (36, limit 50): "
     text += "too few words"
     for option in (("--url", "http://short.example/"), ("--domain", "short.example"), ("--doc", "0b0b0b0b0b0b")):
@@ -370,7 +370,7 @@ def test_a_document_that_a_rule_dropped_has_the_rule(trace: Callable[..., Told])
     )
 
 
-def test_a_url_with_personal_data_is_found_as_it_was_crawled(run: Store, trace: Callable[..., Told]) -> None:
+def test_a_url_with_personal_data_is_found_as_it_was_crawled(run: Store, trace: Callable[..., Printed]) -> None:
     own = rows_of(run)[7]["doc_id"].hex()
     code, out, _ = trace("--url", RAW_URL, "--brief")
     first = f"document {own[:12]} is in the dataset, where its URL has placeholders for personal data  {RAW_URL}"
@@ -378,7 +378,7 @@ def test_a_url_with_personal_data_is_found_as_it_was_crawled(run: Store, trace: 
     assert trace("--doc", own, "--brief")[1] in out
 
 
-def test_the_documents_of_a_step_are_limited(run: Store, trace: Callable[..., Told]) -> None:
+def test_the_documents_of_a_step_are_limited(run: Store, trace: Callable[..., Printed]) -> None:
     whole = json.loads(trace("--step", "3", "--json", "--brief")[1])
     documents = list(dict.fromkeys(part["doc_id"] for part in whole["parts"]))
     assert (whole["num_spans"], whole["num_documents"]) == (len(whole["parts"]), len(documents))
@@ -393,7 +393,7 @@ def test_the_documents_of_a_step_are_limited(run: Store, trace: Callable[..., To
     )
 
 
-def test_a_step_that_made_no_update_says_so(run: Store, trace: Callable[..., Told]) -> None:
+def test_a_step_that_made_no_update_says_so(run: Store, trace: Callable[..., Printed]) -> None:
     folder = Path(run.path(EVENTS_NAME))
     folder.write_text(Skipped(step=3, loss=None, grad_norm=None).model_dump_json() + "\n", encoding="utf-8")
     try:
@@ -405,13 +405,13 @@ def test_a_step_that_made_no_update_says_so(run: Store, trace: Callable[..., Tol
         folder.unlink()
 
 
-def test_a_document_in_no_step_says_so_once(run: Store, trace: Callable[..., Told]) -> None:
+def test_a_document_in_no_step_says_so_once(run: Store, trace: Callable[..., Printed]) -> None:
     held = next(row for row in rows_of(run) if row["stream"] == "web/heldout")
     out = trace("--doc", held["doc_id"].hex(), "--brief")[1]
     assert out.count("in no step") == 1
 
 
-def test_a_run_without_a_plan_and_tables(trace: Callable[..., Told], tmp_path: Path) -> None:
+def test_a_run_without_a_plan_and_tables(trace: Callable[..., Printed], tmp_path: Path) -> None:
     bare = make_tiny_dataset(tmp_path / "bare", {"web": 20})
     code, _, err = trace("--step", "1", at=bare)
     assert (code, "expected a plan, got no train/plan.json. Make it with `penstock plan`" in err) == (2, True)
@@ -454,7 +454,7 @@ def archive(run: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tupl
     return path, row
 
 
-def test_the_original_record_is_read_again(trace: Callable[..., Told], archive: tuple[Path, dict[str, Any]]) -> None:
+def test_the_original_record_is_read_again(trace: Callable[..., Printed], archive: tuple[Path, dict[str, Any]]) -> None:
     path, row = archive
     words = ("--doc", row["doc_id"].hex(), "--brief", "--refetch", "--set", f'source.paths=["{path}"]')
     code, out, _ = trace(*words)
@@ -472,7 +472,7 @@ def test_the_original_record_is_read_again(trace: Callable[..., Told], archive: 
 
 
 def test_an_archive_that_is_not_there_is_named(
-    trace: Callable[..., Told], archive: tuple[Path, dict[str, Any]]
+    trace: Callable[..., Printed], archive: tuple[Path, dict[str, Any]]
 ) -> None:
     path, row = archive
     words = ("--doc", row["doc_id"].hex(), "--brief", "--refetch", "--set")
