@@ -145,6 +145,7 @@ class _Reader:
 
     def __init__(self) -> None:
         self.markup_left = MAX_PAGE_MARKUP
+        self._math, self._answer = "", _latex_of_math("")
 
     def read(self, node: ElementNode) -> _Formula | None:
         """Return the formula that an element is; None if it is none."""
@@ -176,8 +177,14 @@ class _Reader:
         self.markup_left -= len(markup)
         return markup
 
+    def _latex(self, markup: str) -> tuple[str | None, bool]:
+        """Return what `_latex_of_markup` does; elements around one `<math>`, one in the other, convert it once."""
+        if (math := _first_math(markup)) != self._math:
+            self._math, self._answer = math, _latex_of_math(math)
+        return self._answer
+
     def _of_math(self, node: ElementNode, display: bool) -> _Formula:
-        latex, is_block = _latex_of_markup(self._markup(node))
+        latex, is_block = self._latex(self._markup(node))
         return _Formula(latex, display or is_block)
 
     def _of_katex(self, node: ElementNode, classes: str) -> _Formula | None:
@@ -186,7 +193,7 @@ class _Reader:
             return None
         display = "katex-display" in classes.split() or _has_class(node.parent_element, "katex--display")
         markup = self._markup(node)
-        latex, is_block = _latex_of_markup(markup)
+        latex, is_block = self._latex(markup)
         if latex is None and (hidden := _KATEX_MATHML.search(markup)) is not None:
             # Some sites keep only the text of KaTeX's MathML: that of its elements, then the LaTeX.
             text = markup[hidden.end() :].partition("</span>")[0]
@@ -196,7 +203,7 @@ class _Reader:
 
     def _of_wikipedia(self, node: ElementNode, classes: str) -> _Formula:
         markup = self._markup(node)
-        latex, display = _latex_of_markup(markup)
+        latex, display = self._latex(markup)
         if latex is None and (image := node.query_selector("img")) is not None and image.getattr("alt"):
             latex = _tidy(image.getattr("alt") or "")
         return _Formula(latex, display or "-block" in classes or "fallback-image-display" in markup)
@@ -212,11 +219,11 @@ class _Reader:
             return None
         display = "isplay" in classes
         if source_markup := node.getattr("data-mathml"):
-            latex, is_block = _latex_of_markup(source_markup)
+            latex, is_block = self._latex(source_markup)
             return _Formula(latex, display or is_block)
         markup = self._markup(node)
         inner = _MATHJAX_SOURCE.search(markup)
-        latex, is_block = _latex_of_markup(unescape(inner[1]) if inner is not None else markup)
+        latex, is_block = self._latex(unescape(inner[1]) if inner is not None else markup)
         if latex is None and "MathJax-Element" not in markup:
             return None
         return _Formula(latex, display or is_block)
@@ -224,14 +231,26 @@ class _Reader:
 
 def _latex_of_markup(markup: str) -> tuple[str | None, bool]:
     """Return the LaTeX of the first `<math>` of serialized markup, None without a source; and whether it is a block."""
+    return _latex_of_math(_first_math(markup))
+
+
+def _first_math(markup: str) -> str:
+    """Return the first element `<math>` of serialized markup; empty without one."""
     start = _MATH.search(markup)
+    if start is None:
+        return ""
+    end = markup.find(closing := f"</{start[1]}math>", start.end())
+    return markup[start.start() : end + len(closing) if end >= 0 else len(markup)]
+
+
+def _latex_of_math(math: str) -> tuple[str | None, bool]:
+    """Return the LaTeX of an element `<math>`, None without a source; and whether it is a block."""
+    start = _MATH.match(math)
     if start is None:
         return None, False
     found = _ATTRIBUTE.findall(start[2])
     attributes = {name.lower(): unescape(double or single) for name, double, single in found}
     display = attributes.get("display") == "block" or attributes.get("mode") == "display"
-    end = markup.find(f"</{start[1]}math>", start.end())
-    math = markup[start.start() : end + len(f"</{start[1]}math>") if end >= 0 else len(markup)]
     annotation = _ANNOTATION.search(math)
     for source in (unescape(annotation[1]) if annotation else "", attributes.get("data-latex", "")):
         if source.strip():

@@ -234,6 +234,16 @@ def test_at_most_so_many_formulas_are_written(monkeypatch):
     assert counts(SQUARE * 5) == (3, 2)
 
 
+def test_elements_around_one_formula_convert_it_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    converted = []
+    monkeypatch.setattr(formulas, "latex_of_mathml", lambda math: converted.append(math))
+    inner = "<math><mi>x</mi><mfoo>y</mfoo></math>"
+    other = "<math><mi>z</mi></math>"
+    page = f"{'<span class=MathJax>' * 9}{inner}{'</span>' * 9}<p><span class=MathJax>{other}</span>"
+    assert formula_counts(HTMLTree.parse(page)) == FormulaCounts(0, 2)
+    assert converted == [inner, other]
+
+
 def test_the_markup_of_a_page_is_limited(monkeypatch):
     monkeypatch.setattr(formulas, "MAX_PAGE_MARKUP", 2 * len(SQUARE))
     assert counts(SQUARE * 2) == (2, 0)
