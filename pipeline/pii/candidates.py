@@ -169,6 +169,26 @@ def join_windows(folded: str, spans: list[tuple[int, int]]) -> Iterator[Joined]:
             first, size = last, 0
 
 
+# Before and after a number that may be a decimal or the decimals of one. A number between two commas is in a list.
+_UNITS, _DECIMALS = re.compile(r"(?<![0-9])[0-9]{1,6},\Z"), re.compile(r",[0-9]{1,6}(?![0-9])")
+_UNGROUPED = re.compile(r"[0-9]++|[0-9]{1,3}(?:([ .])[0-9]{3})(?:\1[0-9]{3})*+")
+"""A number as it may be before a decimal comma: digits alone, or in groups of three."""
+
+
+def is_decimal(folded: str, start: int, end: int) -> bool:
+    """Return True if the number at folded[start:end] may have decimals, or be the decimals of another one.
+
+    Decimals are after a comma, as in `123456789,50`. Numbers such as 521-09-9997 have none, so that a comma beside them
+    separates the fields of a line.
+    """
+    if not _UNGROUPED.fullmatch(folded, start, end):
+        return False
+    before, after = folded.startswith(",", start - 1) if start else False, folded.startswith(",", end)
+    return (before and not after and _UNITS.search(folded, max(0, start - 8), start) is not None) or (
+        after and not before and _DECIMALS.match(folded, end) is not None
+    )
+
+
 ESCAPES = 2
 """Number of times that a value may be escaped, as the at sign in `%2540`."""
 _ESCAPED = re.compile("(?:%[0-9A-Fa-f]{2})++")

@@ -12,6 +12,8 @@ from typing import Any
 
 import regex
 
+from pipeline.pii.candidates import is_decimal
+
 Value = tuple[int, int, float, float]
 """(start, end, score, strength) of a value: its score against other types, and how much its form alone proves."""
 CHECKED = 1.0
@@ -22,12 +24,12 @@ _BEFORE, _AFTER = regex.compile("[0-9] "), regex.compile(" [0-9]")
 LOOSE = 0.1
 """Strength of a number in any other form than those that its type names."""
 
-_SEPARATORS = str.maketrans("", "", " ./-")
+_SEPARATORS, _FORM = str.maketrans("", "", " ./-"), str.maketrans("123456789", "000000000")
 # A separator is followed by two digits, except before the last digit: "1 2 3 4 5 …" is no number, and takes no time.
 _NUMBERS = {
     length: regex.compile(
-        rf"(?<![0-9A-Za-z+]|[0-9][-./,])[0-9](?:(?:[ ./-](?=[0-9]{{2}}))?[0-9]){{{length - 2}}}[ ./-]?[0-9]"
-        r"(?![-./,]?[0-9A-Za-z])"
+        rf"(?<![0-9A-Za-z+]|[0-9][-.])[0-9](?:(?:[ ./-](?=[0-9]{{2}}))?[0-9]){{{length - 2}}}[ ./-]?[0-9]"
+        r"(?!-?[0-9A-Za-z]|\.(?![A-Z][a-z])[0-9A-Za-z])"
     )
     for length in LENGTHS
 }
@@ -37,13 +39,25 @@ _NUMBERS = {
 def numbers_of(text: str, length: int) -> tuple[tuple[int, int, str], ...]:
     """Return (start, end, digits) of every number of this length [digits] in an ASCII text; they may overlap.
 
-    A number in groups with further digits on both sides is a part of a row of numbers, and left out.
+    A number in groups with further digits on both sides is a part of a row of numbers, and left out. So are numbers
+    with decimals, and numbers beside a slash, unless one of the same form is on its other side.
     """
     spans = [match.span() for match in _NUMBERS[length].finditer(text, overlapped=True)]
     return tuple(
         (start, end, text[start:end].translate(_SEPARATORS))
         for start, end in spans
-        if end - start == length or start < 2 or not (_BEFORE.match(text, start - 2) and _AFTER.match(text, end))
+        if (end - start == length or start < 2 or not (_BEFORE.match(text, start - 2) and _AFTER.match(text, end)))
+        and not is_decimal(text, start, end)
+        and not _is_beside_slash(text, start, end)
+    )
+
+
+def _is_beside_slash(text: str, start: int, end: int) -> bool:
+    """Return True if a slash with other text than a number of the same form is beside the number text[start:end]."""
+    form, size = text[start:end].translate(_FORM), end - start
+    before, after = text[max(0, start - 1 - size) : start - 1], text[end + 1 : end + 1 + size]
+    return (start > 1 and text[start - 1] == "/" and text[start - 2].isdigit() and before.translate(_FORM) != form) or (
+        text[end : end + 1] == "/" and after[:1].isalnum() and after.translate(_FORM) != form
     )
 
 

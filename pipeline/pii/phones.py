@@ -9,7 +9,7 @@ from bisect import bisect_left
 from collections.abc import Iterator
 from typing import Any
 
-from pipeline.pii.candidates import digit_runs
+from pipeline.pii.candidates import digit_runs, is_decimal
 
 REGIONS = {
     language: tuple(regions.split())
@@ -88,7 +88,7 @@ _OTHER = re.compile(
 )
 _BEFORE = re.compile(r"(?:[0-9A-Za-z]|[$]\s?|\b(?:isbn|issn|pmid|doi|ean|upc|sku)[\s.:-]*)\Z", re.IGNORECASE)
 """What no telephone number follows."""
-_PART = re.compile(r"[0-9][-./,]\Z")
+_PART = re.compile(r"[0-9][-./]\Z")
 """What precedes a part of a longer number, unless a plus sign begins another one."""
 _LABEL = re.compile(
     r"(?:[=#]\s?|(?<=[0-9A-Za-z])_|(?<=[a-z]{3})(?<!tel)(?<!fax)(?<!fon)(?<!one)(?<!mob)/"
@@ -97,7 +97,10 @@ _LABEL = re.compile(
 )
 """What mostly precedes other numbers: a parameter, an identifier, a path of an address, or a word such as order. After
 it, only assigned numbers with a country code count, unless a word names them; after no. and nr., that word precedes."""
-_FOLLOWING = re.compile(r"_?[0-9A-Za-z]|[-./,:][0-9]|\s?(?:%|[$]|(?:EUR|USD|GBP|euros?|dollars?|km|kg)\b)")
+_FOLLOWING = re.compile(r"_?[0-9A-Za-z]|[-./:][0-9]|\s?(?:%|[$]|(?:EUR|USD|GBP|euros?|dollars?|km|kg)\b)")
+_YEAR = re.compile(r" \(?(?:19|20)[0-9]{2}(?![0-9-])")
+_THOUSANDS = re.compile(r" [0-9]{1,3},[0-9]{3}(?![0-9])")
+"""The last group of a number with thousands after it, as in `1965 163,214,076`."""
 # The 1 of mobile numbers in Mexico was abolished in 2019.
 _TRUNK = re.compile(r"(?:\+ ?|00)(?:([0-9]{1,3})[ .-]0|(52)[ .-]?1)")
 _STREET = re.compile(r" (?:[NSEW]\.? )?[A-Z][a-z]+ (?:St|Street|Ave|Avenue|Rd|Road|Blvd|Dr|Drive|Ln|Lane|Way)\b")
@@ -228,6 +231,9 @@ def _number_in(text: str, folded: str, groups: Groups, known: tuple[int, bool, t
         whole, end = last == len(groups), groups[last - 1][1]
         if end - begin < 9 and _STREET.match(folded, end):
             continue
+        has_more = is_decimal(folded, begin, end) or _THOUSANDS.match(folded, groups[last - 1][0] - 1)
+        if has_more and "+" not in folded[start:begin]:
+            continue
         extension = _EXTENSION.match(text, end)
         marked = named or (extension is not None and extension[1] is not None)
         score = phone_score(folded[start:end], marked, regions)
@@ -238,6 +244,7 @@ def _number_in(text: str, folded: str, groups: Groups, known: tuple[int, bool, t
         in_list = score >= ASSIGNED and (
             ((named or last - first > 1) and _is_in_list(folded, groups, first, last))
             or _is_before_another(folded, groups, last, regions)
+            or (best is None and last == len(groups) - 1 and _YEAR.match(folded, end) is not None)
             or (not whole and folded.startswith(" ", end) and _CLOSED.fullmatch(folded, start, end) is not None)
         )
         is_free = (whole or international or named) and (extension or not _FOLLOWING.match(folded, end))

@@ -103,7 +103,9 @@ _EMAIL = (
 # Issuer ranges as the networks publish them: Visa, Mastercard (also 2221-2720), Discover, UnionPay, JCB, Mir in fours;
 # American Express and Diners in their own groups; JCB's old ranges. Visa numbers of 13 or 19 digits and Maestro numbers
 # look like article numbers, so they count only if a nearby word names them.
-_WHOLE, _END = r"(?<![0-9A-Za-z])(?<![0-9][.,])", r"(?![0-9A-Za-z])"
+_FIELD = r"(?<=[0-9]{3}[ -]?[0-9]{4},)|(?<=[0-9],)(?=[0-9 -]{12,24},)"
+"""After the comma of another number, but no decimals: after a long number, or before another comma."""
+_WHOLE, _END = rf"(?<![0-9A-Za-z])(?:(?<![0-9][.,])|{_FIELD})", r"(?![0-9A-Za-z])"
 _CARD = (
     _WHOLE + r"(?:4\d{3}|5[1-5]\d\d|2(?:22[1-9]|2[3-9]\d|[3-6]\d\d|7[01]\d|720)|6(?:011|4[4-9]\d|5\d\d|2\d\d)"
     r"|35(?:2[89]|[3-8]\d)|220[0-4])([ -]?)\d{4}\1\d{4}\1\d{4}" + _END
@@ -118,7 +120,8 @@ _VERSION = (
     r"(?<!\b(?:versions?|version[a-z]{1,3}|vers?|v|builds?|releases?|firmware|driver|updates?|rev|kernel|sdk|chrome|opera"
     r"|section|chapter|clause|article|part|item)[\s.:#/v-]{1,3})"
 )
-_IPV4_START, _IPV4_END = rf"(?<![\w.])(?<!\w/){_VERSION}(?![0-9.]*\b0[0-9])", r"(?!(?-i:_?[0-9a-z])|\.\w|-(?-i:[a-z]))"
+_IPV4_START = rf"(?<![\w.])(?:(?<!\w/)|(?<=(?:[0-9]{{1,3}}\.){{3}}[0-9]{{1,3}}/)){_VERSION}(?![0-9.]*\b0[0-9])"
+_IPV4_END = r"(?!(?-i:_?[0-9a-z])|\.(?!(?-i:[A-Z][a-z]))\w|-(?-i:[a-z]))"
 _IPV4_LARGE = r"(?=[0-9.]*(?<![0-9])(?:6[4-9]|[7-9][0-9]|[12][0-9]{2})(?![0-9]))"
 _IPV4_BODY = r"(?:[0-9]{1,3}\.){3}[0-9]{1,3}"
 _IPV4 = (
