@@ -21,6 +21,7 @@ from schemas.takedown import REMOVED_ID
 from schemas.tokens import Dataset, Shard
 from schemas.urls import canonical_url, host_suffixes, is_host_of, surt
 from train.data.permutation import Ints
+from train.data.shards import numbers_of
 
 DOCUMENT_COLUMNS = (
     *("doc_id", "source", "url", "split", "offset", "length", "language", "cluster", "token_offset", "num_tokens"),
@@ -98,7 +99,7 @@ class _ShardIndex(IndexFile):
         column = "token_offset"
         first = bisect_right(range(len(self)), start, key=lambda number: self.value(number, column, 0)) - 1
         for number in range(max(0, first), len(self)):
-            begins = _numbers(self.batch(number).column(column))
+            begins = numbers_of(self.batch(number).column(column))
             if begins[0] >= stop:
                 return
             low = max(0, int(np.searchsorted(begins, start, side="right")) - 1)
@@ -136,13 +137,6 @@ def rows_of(batch: pa.RecordBatch, low: int, high: int) -> Iterator[Row]:
     """Yield the rows [low, high) of a record batch of a document index."""
     names = [name for name in DOCUMENT_COLUMNS if name in batch.schema.names]
     yield from batch.select(names).slice(low, high - low).to_pylist()
-
-
-def _numbers(column: pa.Array) -> Ints:
-    """Return an int64 column without nulls as a NumPy array."""
-    # Arrow's own `to_numpy` would import pandas, which takes 0.2 s; a look-up takes 0.03 s.
-    numbers: Ints = np.frombuffer(column.buffers()[1], np.int64)[column.offset : column.offset + len(column)]
-    return numbers
 
 
 class DocumentIndex:
