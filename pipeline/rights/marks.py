@@ -4,6 +4,7 @@ Only the bytes before `</head>` or `<body>` are looked at, and of each tag a bou
 are skipped, since a tag in one of them is none.
 """
 
+import codecs
 import html
 import re
 from collections.abc import Iterable
@@ -128,7 +129,24 @@ def _strictest(*groups: Iterable[int | None]) -> int | None:
 
 def head_metas(page: bytes, agents: frozenset[str] = AGENT_NAMES) -> list[tuple[str, str]]:
     """Return (name in lower case, content) of each meta tag of the head that declares a mark, in their order."""
-    return [mark for tag in head_tags(page, _words_of(agents)) if (mark := _mark_of(tag, agents)) is not None]
+    tags = head_tags(_in_single_bytes(page), _words_of(agents))
+    return [mark for tag in tags if (mark := _mark_of(tag, agents)) is not None]
+
+
+def _in_single_bytes(page: bytes) -> bytes:
+    """Return a page in UTF-8, if it is in UTF-16 or UTF-32: known by its byte order mark, or by the zeros of ASCII."""
+    first = page[:64]
+    zeros = first.count(b"\0")
+    if 3 * zeros < len(first) and not first.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        return page
+    if first.startswith((codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE)) or 2 * zeros > len(first):
+        little, size = not first.startswith(b"\0\0"), 4
+    else:
+        # Of ASCII the first byte of each pair is zero if the order is big endian.
+        by_zeros = first[::2].count(0) < first[1::2].count(0)
+        little, size = not first.startswith(codecs.BOM_UTF16_BE) and (first[:2] == codecs.BOM_UTF16_LE or by_zeros), 2
+    text = page[: size * MAX_HEAD_BYTES].decode(f"utf-{8 * size}-{'le' if little else 'be'}", "replace")
+    return text.encode("utf-8", "replace")
 
 
 def head_tags(page: bytes, names: tuple[bytes, ...] = OF_NAMES) -> list[bytes]:

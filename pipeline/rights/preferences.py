@@ -140,9 +140,9 @@ def usage_entries(preferences: Mapping[str, str]) -> list[str]:
 
 
 def read_reservation(value: str) -> int | None:
-    """Return 1 or 0 of a TDM reservation; None if the value is neither."""
-    text = value[:MAX_VALUE_CHARS].strip()
-    return int(text) if text in ("0", "1") else None
+    """Return 1 or 0 of a TDM reservation, the larger one of several with commas between them; None without any."""
+    values = {text.strip() for text in value[:MAX_VALUE_CHARS].split(",")}
+    return max((int(text) for text in ("0", "1") if text in values), default=None)
 
 
 def read_policy(value: str) -> str | None:

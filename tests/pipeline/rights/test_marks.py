@@ -71,6 +71,25 @@ def test_robots_directives_of_a_meta_tag(tag: str, expected: list[str]) -> None:
     assert read_marks((), metas(tag)).robots_meta == expected
 
 
+@pytest.mark.parametrize("order", ["le", "be"])
+@pytest.mark.parametrize("bits", [16, 32])
+@pytest.mark.parametrize("mark", ["\ufeff", ""])
+def test_a_page_of_wide_characters(order: str, bits: int, mark: str) -> None:
+    page = mark + '<!DOCTYPE html><html><head><META NAME="robots" content="noai, noimageai"></head>'
+    assert read_marks((), page.encode(f"utf-{bits}-{order}")).robots_meta == ["noai", "noimageai"]
+
+
+@pytest.mark.parametrize("start", [b"", b"\0", b"\xff\xfe", b"\0" * 8, b"\xef\xbb\xbf", b"a\0b\0"])
+def test_zeros_and_odd_bytes_at_the_beginning_of_a_page(start: bytes) -> None:
+    page = start + metas(
+        '<meta name="robots" content="noai">', '<meta name="a" content="a long description of it all">'
+    )
+    expected = [] if start == b"\xff\xfe" else ["noai"]  # read as UTF-16, as a browser does
+    assert read_marks((), page).robots_meta == expected
+    for size in range(len(page)):
+        read_marks((), page[:size])
+
+
 def test_several_tags_and_fields_combine() -> None:
     fields = rights_fields(
         b"HTTP/1.1 200 OK\r\nx-robots-tag: GPTBot: noai, nofollow\r\nX-ROBOTS-TAG:noindex\r\nServer: x\r\n"
@@ -96,6 +115,8 @@ def test_tags_after_the_head_are_not_read() -> None:
         (" 0 ", (), 0),
         ("2", (), None),
         ("true", (), None),
+        ("0, 1", (), 1),
+        ("0, 0", (), 0),
         ("", ("1",), 1),
         ("1", ("0",), 0),
         ("0", ("x",), 0),
