@@ -8,8 +8,10 @@ XXH3. Measured: 27 GiB/s of CPU time per core, and 2.2 for zlib's CRC-32, which 
 from itertools import accumulate
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import xxhash
+from numpy.typing import NDArray
 
 from schemas.errors import ContractError
 
@@ -119,3 +121,13 @@ class BlockFile:
                 f"{self._where}: expected checksum {expected:08x} of record batch {block}, got {got:08x}. {self._fix}"
             )
         self._compared.add(block)
+
+
+def numbers_of(column: pa.Array) -> NDArray[Any]:
+    """Return a column of numbers without nulls as a NumPy array of the same memory.
+
+    Arrow's own `to_numpy` would import pandas, which takes 0.3 s and 40 MB in each rank.
+    """
+    dtype, offset = np.dtype(str(column.type)), column.offset
+    values = column.buffers()[1]
+    return np.frombuffer(values if values is not None else b"", dtype)[offset : offset + len(column)]

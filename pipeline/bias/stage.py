@@ -86,7 +86,7 @@ def model_files(config: BiasConfig) -> dict[str, str]:
 
 BIAS = PerDocument(
     name="bias",
-    version=2,
+    version=3,
     config=BiasConfig,
     reads=("text", "language", "declared_language", "page_type", "domain"),
     adds=(GROUPS,),

@@ -6,12 +6,12 @@ document. Without the key, no one can test which value a pseudonym replaced.
 
 import hashlib
 import re
-import unicodedata
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
 from pipeline.pii.candidates import plain_value
+from schemas.normalization import normalize
 
 Form = Literal["type", "text", "pseudonym", "surrogate"]
 KEYED: frozenset[str] = frozenset(("pseudonym", "surrogate"))
@@ -108,7 +108,7 @@ BY_TYPE = Replacement()
 def normalized(kind: str, value: str) -> str:
     """Return the form of a value that does not depend on how it is written: case, blanks, separators and escapes."""
     value = plain_value(value)
-    folded = unicodedata.normalize("NFKC", value).casefold()
+    folded = normalize("NFKC", value).casefold()
     if kind in ("person", "location", "organisation"):
         return " ".join(folded.split())
     if kind in ("email", "ip"):
@@ -160,7 +160,7 @@ def _numbered(form: str, digest: bytes) -> str:
 def _phone(value: str, language: str | None, digest: bytes) -> str | None:
     written = value.strip()
     abroad = "+" in written[:2] or written.startswith("00")
-    digits = "".join(filter(str.isdigit, unicodedata.normalize("NFKC", written))).lstrip("0")
+    digits = "".join(filter(str.isdigit, normalize("NFKC", written))).lstrip("0")
     country = COUNTRY_OF.get(language or "")
     if abroad:
         country = next((name for name, numbers in PHONES.items() if digits.startswith(numbers.code)), None)

@@ -4,19 +4,22 @@ A spelling is replaced by the plain word only if that word is on the list, so th
 """
 
 import re
-import unicodedata
 from collections.abc import Callable, Collection, Iterable
 from enum import IntFlag
 
 from pipeline.text import native
 from pipeline.text.native import loaded
+from schemas.normalization import normalize
 
 MAX_MASKED = 40
 """Maximum length of a masked spelling [code points]."""
 MIN_LETTERS = 4
 """Minimum length of a word for a spelling with single letters or with hidden letters [code points]."""
 
-_INVISIBLE = re.compile("[\u00ad\u034f\u180e\u200b-\u200f\u2060-\u2064\ufe00-\ufe0f\ufeff]")
+_INVISIBLE = re.compile("[\u00ad\u0305\u0332-\u0338\u033f\u034f\u180e\u200b-\u200f\u2060-\u2064\ufe00-\ufe0f\ufeff]")
+"""Characters that are not seen, and lines over, under and through letters."""
+_DECOMPOSED = re.compile("[\u0300-\u036f\u0653-\u0655\u093c\u0958-\u095f\u09bc\u09dc-\u09df\u1100-\u11ff\u3099\u309a]")
+"""Marks and letters of Korean that NFC joins with the letter before, and letters that it divides."""
 # Letters in circles, of double width, in mathematical styles and in squares; NFKC gives plain letters.
 _STYLED = re.compile("[\u2460-\u24ff\uff21-\uff3a\uff41-\uff5a\U0001d400-\U0001d7ff\U0001f130-\U0001f189]")
 # Signs and digits that stand for letters; `1`, `!` and `|` stand for `i` or `l`.
@@ -50,7 +53,7 @@ class Sign(IntFlag):
     MIXED = 8
     """A Latin letter beside a Greek or Cyrillic one."""
     UNUSUAL = 16
-    """Invisible or styled characters, or scripts without spaces between words."""
+    """Invisible or styled characters, decomposed letters, or scripts without spaces between words."""
 
 
 EVERY_SIGN = Sign(31)
@@ -78,8 +81,10 @@ class Unmasker:
             return folded
         if Sign.UNUSUAL in signs:
             plain = _INVISIBLE.sub("", folded)
+            if _DECOMPOSED.search(plain):
+                plain = normalize("NFC", plain)
             if _STYLED.search(plain):
-                plain = unicodedata.normalize("NFKC", plain).casefold()
+                plain = normalize("NFKC", plain).casefold()
             if plain != folded:
                 folded, signs = plain, EVERY_SIGN
             folded = _GAPS.sub(self._without_gaps, folded)

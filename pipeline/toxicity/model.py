@@ -7,7 +7,6 @@ words add. A logistic function of it is the probability.
 """
 
 import re
-import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -23,6 +22,7 @@ from pipeline.text import native
 from pipeline.text.native import loaded
 from pipeline.text.native_words import properties_of
 from pipeline.toxicity.listed import FEATURES, list_digests, listed_features
+from schemas import normalization
 from schemas.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ _FACTOR = np.uint64(0x9E3779B97F4A7C15)  # 2^64 over the golden ratio, odd
 def folded(sentence: str) -> str:
     """Return a sentence casefolded, in NFKC and without invisible characters."""
     if not sentence.isascii():
-        sentence = unicodedata.normalize("NFKC", _INVISIBLE.sub("", sentence))
+        sentence = normalization.normalize("NFKC", _INVISIBLE.sub("", sentence))
     return sentence.casefold()
 
 

@@ -312,7 +312,7 @@ def checks(config: ToxicityConfig, models: Mapping[str, str], cutoffs: Cutoffs) 
 
 TOXICITY = PerDocument(
     name="toxicity",
-    version=4,
+    version=5,
     config=ToxicityConfig,
     reads=("text", "cuts", "_body", "_words", "language"),
     adds=(

@@ -19,6 +19,7 @@ from pipeline.text.native import loaded
 from pipeline.text.term_words import term_words
 from pipeline.toxicity.masks import Unmasker
 from schemas.errors import ConfigError
+from schemas.normalization import normalize
 
 if TYPE_CHECKING:
     from pipeline.text import _native
@@ -61,6 +62,16 @@ class Occurrences(NamedTuple):
 NOTHING = Occurrences({}, {}, 0)
 
 
+def fold(text: str) -> str:
+    """Return a text without differences of case. The dotless i of Turkish, whose capital is I, becomes i."""
+    return text.casefold().replace("ı", "i").replace("i\u0307", "i")
+
+
+def fold_entry(entry: str) -> str:
+    """Return an entry of a list as texts are compared with it: without differences of case, and composed (NFC)."""
+    return normalize("NFC", fold(entry)).strip()
+
+
 class WordList:
     """The word list of a language with spaces between words: a measure for each entry."""
 
@@ -69,7 +80,7 @@ class WordList:
         self._literal: dict[tuple[bytes, ...], str] = {}
         self._measure: dict[tuple[bytes, ...], str] = {}
         self._prefixes: dict[bytes, str] = {}
-        for entry, measure in sorted({entry.casefold().strip(): measure for entry, measure in entries.items()}.items()):
+        for entry, measure in sorted({fold_entry(entry): measure for entry, measure in entries.items()}.items()):
             if entry.endswith("*"):
                 self._prefixes[entry[:-1].encode()] = measure
                 continue
@@ -98,7 +109,7 @@ class WordList:
 
         Longer phrases of the list match first, and no word of the text is in two matches.
         """
-        folded = self._unmasker.unmask(text.casefold())
+        folded = self._unmasker.unmask(fold(text))
         if native.module is not None and not self._screen.may_have(folded):
             return NOTHING
         words = term_words(folded)
@@ -142,9 +153,8 @@ class UnspacedWordList:
     """
 
     def __init__(self, entries: Mapping[str, str]):
-        self._measure = {" ".join(entry.casefold().split()): measure for entry, measure in entries.items()}
-        longest_first = sorted(self._measure, key=lambda entry: (-len(entry), entry))
-        self._pattern = regex.compile("|".join(map(_latin_ends, longest_first)))
+        self._measure = {" ".join(fold_entry(entry).split()): measure for entry, measure in entries.items()}
+        self._longest_first = sorted(self._measure, key=lambda entry: (-len(entry), entry))
         self._unmasker = Unmasker(self._measure, frozenset())
 
     def count(self, text: str) -> Occurrences:
@@ -152,8 +162,10 @@ class UnspacedWordList:
 
         Longer entries of the list match first, and no character of the text is in two matches.
         """
-        folded = self._unmasker.unmask(text.casefold())
-        matches = self._pattern.findall(folded)
+        folded = self._unmasker.unmask(fold(text))
+        if not (present := self._present(folded)):
+            return NOTHING
+        matches = regex.findall("|".join(map(_latin_ends, present)), folded)
         if not matches:
             return NOTHING
         found: Counter[str] = Counter()
@@ -162,6 +174,17 @@ class UnspacedWordList:
             found[self._measure[match]] += 1
             covered[self._measure[match]] += _characters(match)
         return Occurrences(found, covered, _characters(folded))
+
+    @cached_property
+    def _native(self) -> "_native.TermSet":
+        terms: _native.TermSet = loaded().TermSet([], self._longest_first)
+        return terms
+
+    def _present(self, folded: str) -> list[str]:
+        """Return the entries that are anywhere in a text, the longest first."""
+        if native.module is None:
+            return [entry for entry in self._longest_first if entry in folded]
+        return [self._longest_first[number] for number in self._native.find(folded)]
 
 
 AnyWordList = WordList | UnspacedWordList

@@ -25,6 +25,7 @@ from pipeline.sources.papers.tex.macros import TooManyExpansionsError, definitio
 from pipeline.sources.papers.tex.project import TexProject, join_project, strip_comments
 from pipeline.sources.papers.tex.render import TexOptions, render_tex
 from pipeline.text.words import normal_words
+from pipeline.toxicity.model import folded
 from pipeline.toxicity.words import WordList
 from schemas import normalization
 from schemas.urls import canonical_url, host_suffixes, surt
@@ -52,6 +53,9 @@ HOSTILE = {
     "perplexity": (ccnet_form, lambda n: "a" + ABOVE * n + BELOW * n),
     "repeats": (lambda text: normal_forms([text]), lambda n: "a" + ABOVE * n + BELOW * n),
     "word list": (WordList(dict.fromkeys(["s&m", "a+b"], "other")).count, lambda n: "s m a b " * n),
+    "word list, decomposed": (WordList({"ab": "other"}).count, lambda n: "a" + ABOVE * n + BELOW * n),
+    "word list, styled": (WordList({"ab": "other"}).count, lambda n: "\u24d0a" + ABOVE * n + BELOW * n),
+    "sentence of the toxicity model": (folded, lambda n: "a" + ABOVE * n + BELOW * n),
     "host of marks": (canonical_url, lambda n: f"http://a{ABOVE * n}{BELOW * n}.com/"),
     "host of letters": (canonical_url, lambda n: f"http://{_letters(n)}.com/"),
     "labels of letters": (canonical_url, lambda n: f"http://{'.'.join(map(chr, range(0x4E00, 0x4E00 + n % 20_000)))}/"),

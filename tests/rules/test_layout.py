@@ -121,6 +121,10 @@ ALONE = {
 """Files that may be small and have one importer or none, with the reason."""
 REGISTRIES = ("pipeline.stages", "pipeline.sources.formats")
 """Lists of stages and of source formats: a file that one of them imports may be small."""
+OF_SINGLE_CHARACTERS = (
+    *("schemas.normalization", "pipeline.minhash.shingles", "pipeline.extract.math_symbols", "pipeline.pii.candidates"),
+)
+"""Modules that may call `unicodedata.normalize`."""
 READS_ENVIRONMENT = ("jobs.spark_session", "train.parallel.ranks", "schemas.storage")
 """Modules that read or set environment variables."""
 HEAVY = {
@@ -465,6 +469,17 @@ def environment(modules: Modules) -> list[str]:
     return found
 
 
+def linear_normal_forms(modules: Modules) -> list[str]:
+    """Python's own normal forms take time quadratic in a run of combining marks; those of single characters do not."""
+    return [
+        f"{module.path}:{node.lineno}: unicodedata.normalize of a text: use schemas.normalization.normalize"
+        for module in modules
+        for node in ast.walk(module.tree)
+        if isinstance(node, ast.Call) and name_of(node.func) == "unicodedata.normalize"
+        if module.name not in OF_SINGLE_CHARACTERS
+    ]
+
+
 def standard_error(modules: Modules) -> list[str]:
     """What is no result is a record of `schemas.logs`, so that a line has its time, level, run, step and part."""
     return [
@@ -579,6 +594,15 @@ RULES: list[tuple[Rule, dict[str, str], dict[str, str], list[str]]] = [
             "jobs/a.py:2: eval, which may run code of a file",
             "pipeline/a.py:1: xml, which may run code of a file",
         ],
+    ),
+    (
+        linear_normal_forms,
+        {
+            "pipeline/minhash/shingles.py": "import unicodedata\nx = unicodedata.normalize('NFD', 'a')",
+            "pipeline/a.py": "from schemas.normalization import normalize\nx = normalize('NFC', text)",
+        },
+        {"pipeline/a.py": "import unicodedata\nx = unicodedata.normalize('NFC', text)"},
+        ["pipeline/a.py:2: unicodedata.normalize of a text: use schemas.normalization.normalize"],
     ),
     (parses, {"train/a.py": "x = 1"}, {"train/a.py": "x = 1\nx ="}, ["train/a.py:2: does not parse: invalid syntax"]),
     (

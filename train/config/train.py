@@ -1,10 +1,12 @@
 """The sections `[train]` (data, order, training stages; the plan replaces None), `[checkpoint]` and `[guard]`."""
 
-from typing import Annotated, ClassVar, Literal
+import re
+from typing import Annotated, ClassVar, Literal, NamedTuple
 
 from pydantic import AfterValidator, Field, model_validator
 
 from schemas.config import Section, execution, location
+from schemas.errors import ConfigError
 
 
 def _shares(weights: dict[str, float]) -> dict[str, float]:
@@ -301,6 +303,34 @@ class CheckpointConfig(Section):
                 "Set keep_every to a multiple of every."
             )
         return self
+
+
+class ProfileWindow(NamedTuple):
+    """The first and last step to record, both included."""
+
+    first: int
+    last: int
+
+
+def parse_window(text: str, steps: int | None) -> ProfileWindow | None:
+    """Parse the steps of `train.profile` for a run of `steps` steps (None = unknown); return None for an empty text.
+
+    Raises ConfigError if the text is not FIRST-LAST, or if the run has no such steps.
+    """
+    if not text:
+        return None
+    match = re.fullmatch(r"([0-9]+)-([0-9]+)", text.strip())
+    window = ProfileWindow(int(match[1]), int(match[2])) if match else ProfileWindow(0, 0)
+    if not 1 <= window.first <= window.last:
+        raise ConfigError(
+            f"train.profile: expected steps FIRST-LAST from 1 on, such as 10-12, got {text!r}. Set train.profile=10-12."
+        )
+    if steps is not None and window.last > steps:
+        raise ConfigError(
+            f"train.profile: expected steps of the run, 1 to {steps}, got {text!r}. "
+            f"Set train.profile to steps up to {steps}."
+        )
+    return window
 
 
 # The section `[guard]`: the response to non-finite steps, spikes, and a loss that no longer falls.

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from schemas.blocks import numbers_of
 from schemas.errors import ContractError
 from schemas.ids import shuffle_key
 from schemas.storage import CheckedPath, Store
@@ -21,7 +22,6 @@ from schemas.takedown import REMOVED_ID
 from schemas.tokens import Dataset, Shard
 from schemas.urls import canonical_url, host_suffixes, is_host_of, surt
 from train.data.permutation import Ints
-from train.data.shards import numbers_of
 
 DOCUMENT_COLUMNS = (
     *("doc_id", "source", "url", "split", "offset", "length", "language", "cluster", "token_offset", "num_tokens"),

@@ -4,46 +4,18 @@ Nothing is imported, wrapped or timed outside the steps of the setting `train.pr
 """
 
 import os
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
-from schemas.errors import ConfigError, describe_storage_error
+from schemas.errors import describe_storage_error
 from schemas.logs import LOGGER
 from schemas.storage import Store
+from train.config.train import ProfileWindow
 
 PROFILE_FOLDER = "train/profile"
 NUM_OPERATORS = 30
 """Number of operators in the table."""
-
-
-class ProfileWindow(NamedTuple):
-    """The first and last step to record, both included."""
-
-    first: int
-    last: int
-
-
-def parse_window(text: str, steps: int | None) -> ProfileWindow | None:
-    """Parse the steps of `train.profile` for a run of `steps` steps (None = unknown); return None for an empty text.
-
-    Raises ConfigError if the text is not FIRST-LAST, or if the run has no such steps.
-    """
-    if not text:
-        return None
-    match = re.fullmatch(r"([0-9]+)-([0-9]+)", text.strip())
-    window = ProfileWindow(int(match[1]), int(match[2])) if match else ProfileWindow(0, 0)
-    if not 1 <= window.first <= window.last:
-        raise ConfigError(
-            f"train.profile: expected steps FIRST-LAST from 1 on, such as 10-12, got {text!r}. Set train.profile=10-12."
-        )
-    if steps is not None and window.last > steps:
-        raise ConfigError(
-            f"train.profile: expected steps of the run, 1 to {steps}, got {text!r}. "
-            f"Set train.profile to steps up to {steps}."
-        )
-    return window
 
 
 class StepProfiler:

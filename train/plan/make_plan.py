@@ -21,7 +21,7 @@ from train.checkpoint.folder import list_checkpoints, rule_of_weights
 from train.config.plan import PlanConfig
 from train.config.recipe import resolve_recipe
 from train.config.settings import Settings
-from train.config.train import PACK_CHUNKS, TrainConfig
+from train.config.train import PACK_CHUNKS, TrainConfig, parse_window
 from train.data.order import SampleOrder, open_streams, samples_of_epochs, stage_counts, tokens_by_source
 from train.data.packing import Packing, open_packings, write_packing
 from train.data.permutation import RowOrder
@@ -37,7 +37,6 @@ from train.model.shape import (
     num_parameters,
     parameter_sizes,
 )
-from train.monitor.profiler import parse_window
 from train.parallel.devices import peak_of
 from train.plan import rules
 from train.plan.advice import advice, costly_padding, heldout_read_before, unread_copies, unusual_proportions
@@ -104,8 +103,7 @@ def make_plan(run: Store, dataset: Dataset, settings: Settings, trained: Store |
         *advice(sized, offer.target, offer.unique),
         *unread_copies(dataset, streams),
         *costly_padding(sized, offer.packed),
-        *unusual_proportions(sized),
-        *heldout_read_before(sized),
+        *(*unusual_proportions(sized), *heldout_read_before(sized)),
     )
     return sized.model_copy(update={"figures": figures, "advice": sentences})
 

@@ -39,6 +39,7 @@ from train.checkpoint.folder import (
 )
 from train.checkpoint.state import layout_of
 from train.config.settings import Settings
+from train.config.train import ProfileWindow, parse_window
 from train.data.batches import Batches
 from train.data.mapped import map_dataset, with_manifest, write_mapped
 from train.data.packing import packed_files, write_packing
@@ -46,7 +47,6 @@ from train.data.verify import ExpectedFile, dataset_files, join_shares, verify_f
 from train.dataset_history import comparable_digest
 from train.model.fp8 import check_fp8
 from train.monitor.metrics import MANIFEST_NAME, read_train_manifest
-from train.monitor.profiler import ProfileWindow, parse_window
 from train.monitor.wandb_log import check_wandb
 from train.parallel.devices import RunDevices, peak_of_devices, unknown_peak
 from train.parallel.layout import axes_of

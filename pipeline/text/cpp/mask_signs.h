@@ -20,11 +20,16 @@ inline bool may_be_inside(uint32_t code) { return may_be_letter(code) || (code >
 
 inline bool is_greek_or_cyrillic(uint32_t code) { return code >= 0x370 && code <= 0x52F; }
 
-// Invisible and styled characters, and scripts in which a gap may be between two letters of a word.
+// Invisible and styled characters, marks and parts of a decomposed text, and scripts in which a gap may be between two
+// letters of a word.
 inline bool is_unusual(uint32_t code) {
-    return code == 0xAD || code == 0x34F || code == 0x180E || (code >= 0x200B && code <= 0x200F) ||
-           (code >= 0x2060 && code <= 0x2064) || (code >= 0x2460 && code <= 0x24FF) || (code >= 0x3040 && code <= 0xD7A3) ||
-           (code >= 0xFE00 && code <= 0xFE0F) || code >= 0xFEFF;
+    if (code < 0x300) return code == 0xAD;
+    if (code < 0x200B) {
+        return code <= 0x36F || (code >= 0x653 && code <= 0x655) || code == 0x93C || (code >= 0x958 && code <= 0x95F) ||
+               code == 0x9BC || (code >= 0x9DC && code <= 0x9DF) || (code >= 0x1100 && code <= 0x11FF) || code == 0x180E;
+    }
+    return code <= 0x200F || (code >= 0x2060 && code <= 0x2064) || (code >= 0x2460 && code <= 0x24FF) ||
+           (code >= 0x3040 && code <= 0xD7A3) || (code >= 0xFE00 && code <= 0xFE0F) || code >= 0xFEFF;
 }
 
 template <class View>

@@ -71,11 +71,18 @@ private:
     void find_phrases(const Text<Char>& view, std::vector<bool>& has) const {
         std::vector<std::pair<Py_ssize_t, Py_ssize_t>> last(longest_);  // the last words; a word is at its number modulo
         size_t number = 0;
-        for (Py_ssize_t at = 0; at < view.size; ++at) {
+        for (Py_ssize_t at = 0; at < view.size;) {
+            if (separates(view.chars[at])) {
+                ++at;
+                continue;
+            }
             uint64_t code = 0, power = 1;
             const Py_ssize_t start = at;
-            for (; at < view.size && !separates(view.chars[at]); ++at, power *= BASE) code += view.chars[at] * power;
-            if (at == start) continue;
+            const bool alone = is_symbol(view.chars[at]);
+            do {
+                code += view.chars[at] * power;
+                power *= BASE;
+            } while (++at < view.size && !alone && continues(view.chars[at]));
             last[number++ % longest_] = {start, at};
             if (!is_last_[filter_bit(code)]) continue;
             const auto hit = by_last_.find(code);

@@ -13,9 +13,19 @@ inline bool separates(uint32_t code) {
     if (code < 0xC0) return true;
     if (code < 0x2000) return false;
     return code <= 0x206F || (code >= 0x2E00 && code <= 0x2E7F) || (code >= 0x3000 && code <= 0x303F) ||
-           (code >= 0xD800 && code <= 0xDFFF) || (code >= 0xFF00 && code <= 0xFF0F) ||
-           (code >= 0xFF1A && code <= 0xFF20);
+           (code >= 0xD800 && code <= 0xDFFF) || (code >= 0xFE00 && code <= 0xFE0F) ||
+           (code >= 0xFF00 && code <= 0xFF0F) || (code >= 0xFF1A && code <= 0xFF20);
 }
+
+// Whether a character is a word: those of `SYMBOL`.
+inline bool is_symbol(uint32_t code) {
+    if (code < 0x2190) return false;
+    return code <= 0x245F || (code >= 0x2500 && code <= 0x2BFF) || (code >= 0x1F000 && code <= 0x1F12F) ||
+           (code >= 0x1F18A && code <= 0x1FAFF);
+}
+
+// Whether a word that began before this character extends over it.
+inline bool continues(uint32_t code) { return !separates(code) && !is_symbol(code); }
 
 class WordSet {
 public:
@@ -39,14 +49,19 @@ public:
         bool hit = false;
         with_text(text, [&](const auto& view) {
             uint64_t last = 0;
-            for (Py_ssize_t at = 0; at < view.size && !hit; ++at) {
+            for (Py_ssize_t at = 0; at < view.size && !hit;) {
+                if (separates(view.chars[at])) {
+                    ++at;
+                    continue;
+                }
                 uint64_t code = 0, power = 1;
                 const Py_ssize_t start = at;
-                for (; at < view.size && !separates(view.chars[at]) && !hit; ++at, power *= BASE) {
+                const bool alone = is_symbol(view.chars[at]);
+                do {
                     code += view.chars[at] * power;
-                    hit = begins(at - start + 1) && prefixes_.count(code);
-                }
-                if (at == start) continue;
+                    hit = begins(at + 1 - start) && prefixes_.count(code);
+                    power *= BASE;
+                } while (++at < view.size && !alone && !hit && continues(view.chars[at]));
                 hit = hit || codes_.count(code) || pairs_.count(pair_of(last, code));
                 last = code;
             }

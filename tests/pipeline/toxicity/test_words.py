@@ -21,6 +21,7 @@ from pipeline.toxicity.words import (
     read_wordlist,
 )
 from schemas.errors import ConfigError
+from schemas.normalization import normalize
 from tests.support.native import needs_native, python_only, tricky_texts
 
 pytestmark = pytest.mark.usefixtures("implementation")
@@ -29,6 +30,22 @@ LIST = WordList(
     | {"damnab*": "hate", "gonna kill you": "threat"}
 )
 ALL = (*MEASURES, OTHER)
+BESIDE = (
+    *(
+        ("a ", " b"),
+        ("", "."),
+        ("(", ")"),
+        ("“", "”"),
+        ("a, ", ","),
+        ("#", "!!!"),
+        ("_", "_"),
+        ("*", "*"),
+        ("\n", "\n"),
+    ),
+    *(("a/", "/b"), ("a—", "—b"), ("a\u00a0", "\u00a0b"), ("'", "'s"), ("😀", "😂"), ("❤️", "👍🏽"), ("🇩🇪", "🇫🇷")),
+    *(("→", "←"), ("•", "…"), ("■", "✓"), ("@", "?"), ("[", "]"), ("a:", ";"), ("&", "|"), ("1.", "\t"), ("\n", "\n")),
+)
+"""What is beside a listed word."""
 
 
 def counted(found: Occurrences) -> tuple[int, float]:
@@ -63,7 +80,23 @@ def test_words_are_whole_and_without_case(text: str, occurrences: int, covered: 
 @given(
     st.lists(
         st.sampled_from(
-            ("damn", "Hell", "bloody ", "damnable", "kill you ", "gonna ", "SCHEISSE", "\ud800", "-", "İ", "ǰ")
+            (
+                "damn",
+                "Hell",
+                "bloody ",
+                "damnable",
+                "kill you ",
+                "gonna ",
+                "SCHEISSE",
+                "\ud800",
+                "-",
+                "İ",
+                "ǰ",
+                "🖕",
+                "😀",
+                "e\u0301",
+                "\u0336",
+            )
         )
         | tricky_texts
     ).map("".join)
@@ -104,6 +137,22 @@ def test_term_words() -> None:
     assert term_words("don't—stop “now” a_b 3.14 ５，é") == [
         *(b"don", b"t", b"stop", b"now", b"a", b"b", b"3", b"14", "５".encode(), "é".encode()),
     ]
+    assert [word.decode() for word in term_words("a😀😀b❤️c→d")] == ["a", "😀", "😀", "b", "❤", "c", "→", "d"]
+
+
+@pytest.mark.parametrize("language", LANGUAGES)
+def test_every_entry_is_found_beside_any_text(language: str) -> None:
+    path = LISTS / f"{language}.txt"
+    words = read_wordlist(str(path), language)
+    lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines()]
+    entries = [line for line in lines if line and line[0] not in "#[" and not line.endswith("*")]
+    for number, entry in enumerate(entries):
+        before, after = BESIDE[number % len(BESIDE)]
+        for written in (entry, entry.upper(), entry.title()):
+            assert words.count(f"{before}{written}{after}").by_measure, (before, written, after)
+        if language != "bn":  # whose vowels have parts that are common letters
+            assert words.count(normalize("NFD", f"a {entry} b")).by_measure, entry
+        assert words.count("a " + "".join(f"{char}\u0336" for char in entry) + " b").by_measure, entry
 
 
 def test_measures_and_longer_words() -> None:

@@ -9,7 +9,8 @@ import pytest
 
 from schemas.errors import ConfigError
 from schemas.storage import Store
-from train.monitor.profiler import NUM_OPERATORS, PROFILE_FOLDER, ProfileWindow, StepProfiler, parse_window
+from train.config.train import ProfileWindow, parse_window
+from train.monitor.profiler import NUM_OPERATORS, PROFILE_FOLDER, StepProfiler
 
 
 @pytest.mark.parametrize(
