@@ -15,6 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 import pyarrow.fs as pafs
@@ -93,7 +94,7 @@ def find_garbage(run: Store) -> list[Garbage]:
     if run.exists(PENDING_NAME):
         raise ConfigError(
             f"{run.uri}: expected no unfinished takedown, got one, which needs files that no manifest names yet. "
-            f"Finish it with `penstock takedown {run.uri}`, without other options."
+            f"Finish it with `penstock takedown {quote(run.uri)}`, without other options."
         )
     every = _list_files(run)
     inner = _inner_runs(every)

@@ -10,6 +10,7 @@ import posixpath
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from shlex import quote
 from typing import Any
 
 from pipeline.engine.spark import ship_models, show_progress
@@ -93,7 +94,7 @@ def steps_to_repair(prepared: Prepared, run: Store, damage: Sequence[DamagedFile
     if members := sorted({member for file in damage if (member := member_with(tables[file.table], file.path))}):
         raise ContractError(
             f"{run.uri}: expected damaged files of this run, got files of {' and '.join(members)}, whose datasets it "
-            f"joins. Run `penstock repair {members[0]}`."
+            f"joins. Run `penstock repair {quote(members[0])}`."
         )
     keys: dict[str, set[str]] = {}
     for file in damage:

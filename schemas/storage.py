@@ -11,6 +11,7 @@ import json
 import os
 import posixpath
 import re
+import shlex
 import stat
 import uuid
 from collections.abc import Iterator
@@ -219,7 +220,7 @@ class Store:
     @property
     def repair_fix(self) -> str:
         """The last sentence of an error on a damaged file of a table, whose version folder this is."""
-        return f"Run `penstock repair {self.child('../..').uri}`, which builds damaged files again."
+        return f"Run `penstock repair {shlex.quote(self.child('../..').uri)}`, which builds damaged files again."
 
     def open_output(self, name: str) -> Any:
         """Open an output stream, and create missing parent folders.

@@ -6,6 +6,7 @@ positions of all tokens; compaction moves them.
 """
 
 import hashlib
+from shlex import quote
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -437,7 +438,7 @@ def check_no_pending_takedown(run: Store) -> None:
     if run.exists(PENDING_NAME):
         raise ContractError(
             f"{run.uri}/{PENDING_NAME}: expected no unfinished takedown, got one that was interrupted. Finish it "
-            f"with `penstock takedown {run.uri}`."
+            f"with `penstock takedown {quote(run.uri)}`."
         )
 
 

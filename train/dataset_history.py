@@ -6,6 +6,7 @@ replay.
 """
 
 from collections.abc import Sequence
+from shlex import quote
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -67,8 +68,8 @@ def comparable_digest(run: Store, dataset: Dataset, checkpoint: tuple[str, int],
     ids = ", ".join(certificate.id for certificate in since)
     raise ContractError(
         f"{name}: expected dataset {expected}, got {digest}, from which takedown {ids} has removed documents. Choose "
-        f"where to resume: `penstock train {run.uri} --replay-from {CLEAN}` for the last checkpoint that saw none of "
-        f"them, or --replay-from {step} to keep this checkpoint."
+        f"where to resume: `penstock train {quote(run.uri)} --replay-from {CLEAN}` for the last checkpoint that saw "
+        f"none of them, or --replay-from {step} to keep this checkpoint."
     )
 
 

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 from jobs.arguments import Command, add_overrides, add_run, number, whole
@@ -142,7 +143,7 @@ def ladder_command(arguments: Arguments) -> int:
     print(print_law(law, fit, [law.law.compute * times for times in (1, 10, 100, 1000)]), flush=True)
     write_law(f"{run.uri}/{LAW_NAME}", law)
     place = f"{arguments.run.rstrip('/')}/{LAW_NAME}"
-    print(f"{place} written; `penstock plan {arguments.run} --law {place}` uses it")
+    print(f"{place} written; `penstock plan {quote(arguments.run)} --law {quote(place)}` uses it")
     return 0
 
 

@@ -3,6 +3,7 @@
 import argparse
 from collections.abc import Iterator
 from pathlib import Path
+from shlex import quote
 
 from jobs.arguments import Command, number, whole
 from schemas.errors import ConfigError
@@ -60,7 +61,8 @@ def mix_command(arguments: Arguments) -> int:
     if all(abs(run.shares[name] - part.share) < EQUAL_SHARE for name, part in mix.sources.items()):
         print("no source differs from the others by more than noise: the shares are unchanged")
     print(
-        f"written to {arguments.out}; `penstock plan NEXT --dataset {arguments.run} --mix {arguments.out}` plans a run "
+        f"written to {arguments.out}; "
+        f"`penstock plan NEXT --dataset {quote(arguments.run)} --mix {quote(arguments.out)}` plans a run "
         f"with it, and the setting tokens.mix uses it for the next dataset"
     )
     return 0

@@ -1,6 +1,7 @@
 """`penstock repair`: damaged and missing files of the tables of a run are built again, with the same digests."""
 
 import argparse
+from shlex import quote
 
 from jobs.arguments import Command, add_run, add_trust, add_verbose
 from jobs.recipe import check_functions, stored_recipe, warn_of_spark
@@ -34,7 +35,7 @@ def repair_command(arguments: argparse.Namespace) -> int:
         number = sum(len(table.manifest.paths) for table in tables.values())
         print(f"{run.uri}: {number - len(damage)} of {number} files match their manifests")
         for other in owners_of(run):
-            LOGGER.warning(f"{run.uri} uses tables of {other}; `penstock repair {other}` checks them")
+            LOGGER.warning(f"{run.uri} uses tables of {other}; `penstock repair {quote(other)}` checks them")
         if not damage:
             return 0
         _list(damage)

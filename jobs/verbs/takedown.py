@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
+from shlex import quote
 
 from jobs.arguments import Command, add_checker
 from jobs.verbs.export import OPTIONS as EXPORT_OPTIONS
@@ -228,7 +229,7 @@ def _take_down(run: Store, request: TakedownRequest, arguments: Arguments) -> in
         if arguments.dry_run:
             raise ConfigError(
                 f"takedown --dry-run: expected no unfinished takedown, got {pending.id}. Finish it with "
-                f"`penstock takedown {arguments.run}`, without other options, then repeat the dry run."
+                f"`penstock takedown {quote(arguments.run)}`, without other options, then repeat the dry run."
             )
         print(f"takedown {pending.id} was interrupted; it is completed first", flush=True)
         _finish(run, pending)
@@ -293,7 +294,7 @@ def _finish(run: Store, pending: PendingTakedown) -> None:
     quoting, papers = [name for name in DERIVED_FILES if run.exists(name)], papers_of(run)
     print("\n".join(_describe_result(run, finish_takedown(run, pending))))
     for name in quoting:
-        print(f"deleted, because it may quote them: {name}; write a new one with `penstock report {run.uri}`")
+        print(f"deleted, because it may quote them: {name}; write a new one with `penstock report {quote(run.uri)}`")
     if papers:
         listed = f"{len(papers)} file(s) of `penstock summary`"
         print(f"deleted, because they describe the data with them: {listed}; write new ones with that command")
@@ -490,7 +491,7 @@ def _describe_result(run: Store, certificate: Certificate) -> Iterator[str]:
     if certificate.tokenizer is not None:
         yield f"  the tokenizer {certificate.tokenizer.sha256[:12]} was trained before the takedown and is not changed"
     name = certificate_name(certificate.id)
-    yield f"certificate: {run.uri}/{name}; check it with `penstock takedown {run.uri} --check {name}`"
+    yield f"certificate: {run.uri}/{name}; check it with `penstock takedown {quote(run.uri)} --check {name}`"
     if certificate.membership is not None:
         for when, root in certificate.membership.model_dump().items():
             yield f"root of the dataset {when}: {root}; proofs: {run.uri}/{proofs_name(certificate.id, when)}"
@@ -500,7 +501,7 @@ def _describe_result(run: Store, certificate: Certificate) -> Iterator[str]:
     elif certificate.effects.saw_before:
         yield "no checkpoint is clean: `penstock plan` a new run that begins from other weights (train.init_from)"
     elif certificate.effects.models and certificate.mode == "tombstones":
-        yield f"to train again without the documents: `penstock train {run.uri} --replay-from clean`"
+        yield f"to train again without the documents: `penstock train {quote(run.uri)} --replay-from clean`"
     yield from _describe_left(run)
     for command in stale_commands(run, [*certificate.tables]):
         yield f"registered tables still name the replaced files; register them again: `{printable(command)}`"
@@ -559,7 +560,7 @@ def _drop_old(run: Store) -> int:
     if read_pending(run) is not None:
         raise ConfigError(
             "takedown --drop-old: expected no unfinished takedown, got one. Finish it with "
-            f"`penstock takedown {run.uri}`, without other options, then repeat this command."
+            f"`penstock takedown {quote(run.uri)}`, without other options, then repeat this command."
         )
     dropped = drop_old(run)
     lines = (f"{len(dropped)} file(s) deleted that no current version contains", *_describe_left(run))

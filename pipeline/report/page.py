@@ -10,6 +10,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from shlex import quote
 from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
@@ -134,7 +135,7 @@ def _check_versions(run: Store, versions: Mapping[str, str]) -> None:
     if run.exists(PENDING_NAME):
         raise ConfigError(
             f"{run.uri}: expected no unfinished takedown, got one, which removes documents that a report would show. "
-            f"Wait for it, or finish it with `penstock takedown {run.uri}`, without other options."
+            f"Wait for it, or finish it with `penstock takedown {quote(run.uri)}`, without other options."
         )
     now = read_run(run).tables
     if changed := sorted(name for name, version in versions.items() if now.get(name) != version):

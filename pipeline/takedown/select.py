@@ -109,7 +109,7 @@ def select_documents(run: Store, request: TakedownRequest) -> Selection:
     if missing := [item for item in matched if not matched[item] and not is_named(item)]:
         earlier = _earlier(run, missing)
         problems = [_no_match(run, item, earlier.get(item)) for item in missing]
-        raise ConfigError("takedown: " + "\n  ".join(problems))
+        raise ConfigError("\n  ".join(problems))
     frozen = {item: frozenset(own) for item, own in matched.items()}
     survivors = _survivors(run, documents, copies)
     return Selection(request, documents, copies, frozen, matchers.urls, survivors, derived.parents)

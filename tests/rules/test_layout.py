@@ -480,6 +480,17 @@ def linear_normal_forms(modules: Modules) -> list[str]:
     ]
 
 
+def shown_commands(modules: Modules) -> list[str]:
+    """A command in a message can be copied into a shell, also if the path of a run has a blank."""
+    command = re.compile(r"`penstock [^`\n]*?\{(?!quote\(|shlex\.)[^{}`\n]*\b(?:uri|run|path|out|place|other)\}")
+    return [
+        f"{module.path}:{number}: a path in a command without quote()"
+        for module in modules
+        for number, line in enumerate(module.text.splitlines(), 1)
+        if command.search(line)
+    ]
+
+
 def standard_error(modules: Modules) -> list[str]:
     """What is no result is a record of `schemas.logs`, so that a line has its time, level, run, step and part."""
     return [
@@ -603,6 +614,12 @@ RULES: list[tuple[Rule, dict[str, str], dict[str, str], list[str]]] = [
         },
         {"pipeline/a.py": "import unicodedata\nx = unicodedata.normalize('NFC', text)"},
         ["pipeline/a.py:2: unicodedata.normalize of a text: use schemas.normalization.normalize"],
+    ),
+    (
+        shown_commands,
+        {"train/a.py": "x = f'run `penstock train {quote(run.uri)} --step {step}` in {run.uri}'"},
+        {"train/a.py": "x = f'run `penstock train {run.uri}`'\ny = f'`penstock plan --law {path}`'"},
+        [f"train/a.py:{line}: a path in a command without quote()" for line in (1, 2)],
     ),
     (parses, {"train/a.py": "x = 1"}, {"train/a.py": "x = 1\nx ="}, ["train/a.py:2: does not parse: invalid syntax"]),
     (

@@ -12,6 +12,7 @@ import stat
 import warnings
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
+from shlex import quote
 
 import pyarrow.fs as pafs
 import torch
@@ -212,7 +213,7 @@ def find_checkpoint(run: Store, step: int | None) -> CheckpointMetadata:
     if not checkpoints:
         raise ContractError(
             f"{run.uri}: expected a trained model, got a run without checkpoints. Train one with "
-            f"`penstock train {run.uri}`."
+            f"`penstock train {quote(run.uri)}`."
         )
     if step is not None and step not in checkpoints:
         steps = ", ".join(map(str, sorted(checkpoints)))

@@ -9,6 +9,7 @@ import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from shlex import quote
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, PositiveFloat, ValidationError
@@ -214,17 +215,18 @@ def read_profile(path: Path) -> Device:
             version = raw.get("version") if isinstance(raw, dict) else type(raw).__name__
             raise ConfigError(
                 f"{path}: expected a profile of version {PROFILE_VERSION}, got {version}. "
-                f"Run `penstock calibrate {path}`."
+                f"Run `penstock calibrate {quote(str(path))}`."
             )
         return Device.model_validate(raw["device"])
     except OSError as error:
         raise ConfigError(
             f"{path}: expected a device profile, got a file that cannot be read ({error.strerror}). "
-            f"Run `penstock calibrate {path}`."
+            f"Run `penstock calibrate {quote(str(path))}`."
         ) from error
     except (json.JSONDecodeError, UnicodeDecodeError, KeyError, ValidationError) as error:
         raise ConfigError(
-            f"{path}: expected a device profile, got invalid content ({error}). Run `penstock calibrate {path}`."
+            f"{path}: expected a device profile, got invalid content ({error}). "
+            f"Run `penstock calibrate {quote(str(path))}`."
         ) from error
 
 

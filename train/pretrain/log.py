@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Mapping, Sequence
+from shlex import quote
 from types import TracebackType
 from typing import Any, Self
 
@@ -139,7 +140,7 @@ class TrainingLog:
         self.log_events(event)
         # After a rewind the step has other documents, and a trace shows those.
         rewinds = self._setup.settings.guard.rewinds
-        command = f"`penstock trace {self._setup.run.uri} --step {step}` shows all, with their losses "
+        command = f"`penstock trace {quote(self._setup.run.uri)} --step {step}` shows all, with their losses "
         where = f"{'all with their losses ' if rewinds else command}in {EVENTS_NAME}"
         self.print_line(f"{describe_spike(event)}: {where}", logging.WARNING)
 

@@ -8,6 +8,7 @@ single process. Step k is the k-th update, computed from batch k - 1 of the orde
 import signal
 from collections.abc import Sequence
 from contextlib import ExitStack
+from shlex import quote
 
 import torch
 
@@ -120,7 +121,7 @@ def write_end(setup: TrainingSetup, checkpoint: CheckpointMetadata | None, step:
     write_train_manifest(setup.run, manifest)
     heldout = "" if last.heldout_loss is None else f", held-out loss {last.heldout_loss:.4f}"
     run = setup.run.uri
-    return f"trained: {step:,} steps{heldout}; {run}/{checkpoint.name}; try it with `penstock generate {run}`"
+    return f"trained: {step:,} steps{heldout}; {run}/{checkpoint.name}; try it with `penstock generate {quote(run)}`"
 
 
 def train(run: Store, overrides: Sequence[str], ranks: Ranks) -> int:
