@@ -1,8 +1,8 @@
 """The text of a page's kept blocks in their shape: headings, lists, tables, quotes and code, as plain text or Markdown.
 
-Plain text has empty lines between paragraphs, `- ` and numbers before list items, ` | ` between the cells of a row, and
-code as it is. Markdown adds marks for headings, emphasis, quotes and code. Neither escapes characters of the page, so
-that the text is what a reader sees.
+Plain text has empty lines between paragraphs, `- ` and numbers before list items, ` | ` between the columns of a table,
+and code as it is. Markdown adds marks for headings, emphasis, quotes and code. Neither escapes characters of the page,
+so that the text is what a reader sees.
 """
 
 import re
@@ -94,6 +94,10 @@ class _Writer:
         self.data_tables = data_tables(blocks, kept, self.places)
         self.code_tables = code_tables(blocks, kept, self.places)
         self.grids: dict[int, Grid] = {}
+        self.cells = frozenset(self.places[self.own[block]].cell for block in kept)
+        """Cells of tables that have text."""
+        self.shown: dict[int, frozenset[int]] = {}
+        """Table → its columns that have text."""
 
     def units(self) -> Iterator[_Unit]:
         """Yield the lines of each block, of each row of a table with data, and of each table with code."""
@@ -140,15 +144,31 @@ class _Writer:
         texts: dict[int | None, list[str]] = {}
         for block in blocks:
             texts.setdefault(self.places[self.own[block]].cell, []).append(" ".join(self.inline.text(block).split()))
-        if not self.form.markdown:
-            return [" | ".join(filter(None, (" ".join(cell) for cell in texts.values())))]
         table, row = place.table or 0, place.row or 0
         is_first = table not in self.grids
         grid = self.grids.setdefault(table, Grid(self.blocks, table)) if is_first else self.grids[table]
-        cells = [" ".join(texts.get(cell, ())) if cell is not None else "" for cell in grid.columns.get(row, texts)]
+        columns = grid.columns.get(row, texts)
+        cells = [" ".join(texts.get(cell, ())) if cell is not None else "" for cell in columns]
+        if not self.form.markdown:
+            shown = self._columns(table, grid)
+            cells = [cell for column, cell in enumerate(cells) if cell or column in shown]
+            while cells and not cells[-1]:
+                cells.pop()
+            return [" | ".join(cells).strip()]
         cells += [""] * (grid.width - len(cells) if is_first else 0)
         line = "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
         return [line, f"|{' --- |' * len(cells)}"] if is_first else [line]
+
+    def _columns(self, table: int, grid: Grid) -> frozenset[int]:
+        """Return the columns of a table in which a cell has text; others only make space."""
+        if table not in self.shown:
+            self.shown[table] = frozenset(
+                column
+                for cells in grid.columns.values()
+                for column, cell in enumerate(cells)
+                if cell is not None and cell in self.cells
+            )
+        return self.shown[table]
 
     def _block(self, block: int, place: Place) -> list[str]:
         """Return the lines of a block outside tables with data."""

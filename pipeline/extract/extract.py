@@ -378,7 +378,7 @@ NEW_COLUMNS = ("charset", "charset_from", "num_chars", *(column.name for column 
 
 EXTRACT = PerDocument(
     name="extract",
-    version=4,
+    version=5,
     config=ExtractConfig,
     reads=("_payload", "_http_charset", "mime", "text", "url", "date"),
     adds=("title", "text", *NEW_COLUMNS),

@@ -28,6 +28,7 @@ from pipeline.extract.features import (
 )
 from pipeline.extract.formulas import may_have_formulas, write_formulas
 from pipeline.extract.metadata import PageMetadata, read_metadata
+from pipeline.extract.tables import data_cells
 from pipeline.extract.trees import Trees
 from schemas.errors import ContractError
 
@@ -137,9 +138,17 @@ class ScoredBlocks:
     """Expected share of each block's words that are main text, in 0..1 (blocks,)."""
 
     def kept(self) -> npt.NDArray[np.int64]:
-        """Return the numbers of the blocks to keep, in ascending order; at least one if there is a block."""
+        """Return the numbers of the blocks to keep, in ascending order; at least one if there is a block.
+
+        A table with data is kept whole or not at all, by the mean score of its words: a row without some of its cells
+        has its numbers in the wrong columns.
+        """
         limit = (MIDDLE + self._best()[0]) / 2
-        kept = np.flatnonzero(self.scores >= limit)
+        is_kept = self.scores >= limit
+        for cells in data_cells(self.blocks, np.flatnonzero(is_kept).tolist()):
+            words = self.words[cells]
+            is_kept[cells] = float(words @ self.scores[cells]) >= limit * float(words.sum())
+        kept = np.flatnonzero(is_kept)
         return kept if len(kept) or not len(self.scores) else np.flatnonzero(self.scores >= self.scores.max())
 
     def best(self, words: float) -> npt.NDArray[np.int64]:

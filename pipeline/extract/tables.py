@@ -24,6 +24,19 @@ _GUTTER_SIGNS = ("lineno", "blob-num", "gutter", "hljs-ln", "crayon-num", "line-
 """A page with line numbers in the cells of a table has one of them in its markup."""
 
 
+def data_cells(blocks: Blocks, kept: Sequence[int]) -> list[list[int]]:
+    """Return all blocks of each table with data of which a block is kept."""
+    places, own = Places(blocks), blocks.own.tolist()
+    around = {table for block in kept if (table := places[own[block]].table) is not None}
+    cells: dict[int, list[int]] = {}
+    for block in range(len(own) if around else 0):
+        place = places[own[block]]
+        if place.table in around and place.row is not None and place.cell is not None:
+            cells.setdefault(place.table, []).append(block)
+    found = data_tables(blocks, [block for members in cells.values() for block in members], places)
+    return [members for table, members in cells.items() if table in found]
+
+
 def data_tables(blocks: Blocks, kept: Sequence[int], places: Places) -> frozenset[int]:
     """Return the tables with several rows and columns of short cells; the others are page layout, or hold code."""
     rows: dict[int, dict[int, dict[int, int]]] = {}

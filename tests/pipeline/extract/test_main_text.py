@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from resiliparse.parse.html import HTMLTree
 
 import penstock
 from pipeline.engine.stage import CPU, Drop
@@ -63,6 +64,20 @@ def test_the_blocks_to_keep(scores: list[float], words: list[float], kept: list[
     assert scored.kept().tolist() == (kept or best)
     if f1 is not None:
         assert scored.expected_f1() == pytest.approx(f1, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("table", "scores", "kept"),
+    [
+        ("<tr><td>a<td>b<tr><td>c<td>d", [0.9, 0.1, 0.9, 0.9], [0, 1, 2, 3, 4, 5]),
+        ("<tr><td>a<td>b<tr><td>c<td>d", [0.9, 0.1, 0.1, 0.9], [0, 5]),
+        ("<tr><td>a<p>b<p>c<td>d", [0.9, 0.1, 0.1, 0.9], [0, 1, 4, 5]),  # page layout
+    ],
+)
+def test_a_table_with_data_is_kept_whole_or_not_at_all(table: str, scores: list[float], kept: list[int]) -> None:
+    page = cut_blocks(HTMLTree.parse(f"<p>x</p><table>{table}</table><p>y</p>").body.html)
+    scored = ScoredBlocks(page, np.ones(6, np.float32), np.array([1.0, *scores, 1.0], np.float32))
+    assert scored.kept().tolist() == kept
 
 
 def test_the_main_text_of_a_page() -> None:

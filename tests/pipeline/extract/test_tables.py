@@ -26,12 +26,12 @@ from tests.pipeline.extract.test_assemble import write
         ),
         (
             "<tr><th colspan=2>A<th>B<tr><td>1<td>2<td>3",
-            "A | B\n1 | 2 | 3",
+            "A |  | B\n1 | 2 | 3",
             "| A |  | B |\n| --- | --- | --- |\n| 1 | 2 | 3 |",
         ),
         (
             "<tr><td rowspan=2>a<td>b<tr><td>c<tr><td>d<td rowspan=2>e<tr><td>f",
-            "a | b\nc\nd | e\nf",
+            "a | b\n| c\nd | e\nf",
             "| a | b |\n| --- | --- |\n|  | c |\n| d | e |\n| f |  |",
         ),
         (
@@ -49,6 +49,20 @@ from tests.pipeline.extract.test_assemble import write
 def test_tables_with_data(table: str, text: str, markdown: str) -> None:
     assert write(f"<table>{table}</table>") == text
     assert write(f"<table>{table}</table>", markdown=True) == markdown
+
+
+@pytest.mark.parametrize(
+    ("rows", "text"),
+    [
+        (["t|won|lost", "a||5", "b|8|"], "t | won | lost\na |  | 5\nb | 8"),
+        (["|won|lost", "a||5", "b|8|2"], "| won | lost\na |  | 5\nb | 8 | 2"),
+        (["a||b", "c||d"], "a | b\nc | d"),
+        (["|a|", "|b|c", "d|e|"], "| a\n| b | c\nd | e"),
+    ],
+)
+def test_values_stay_in_their_columns(rows: list[str], text: str) -> None:
+    markup = "".join("<tr>" + "".join(f"<td>{cell}" for cell in row.split("|")) for row in rows)
+    assert write(f"<table>{markup}</table>") == text
 
 
 @pytest.mark.parametrize(
