@@ -38,6 +38,9 @@ MIN_UTF8_EXTRA = 4
 GBK characters can be valid UTF-8 by chance."""
 MIN_NUL_SHARE = 0.2
 """Minimum share of NULs at every second byte of a page in UTF-16, whose markup has a NUL in each ASCII character."""
+MIN_TAGS = 2
+"""Minimum number of tags in a page in UTF-16 with fewer NULs: in a long text without ASCII characters, few bytes are
+NULs."""
 
 _BOMS = (
     (b"\xef\xbb\xbf", "utf-8"),
@@ -87,6 +90,7 @@ _ALPHABETS = {codec: alphabet for alphabet, codecs in _LATIN.items() for codec i
     "koi8-u": "koi8-r",
 }
 """Codec → name of its group of codecs, which the detector often confuses; other codecs are a group of their own."""
+_TAG = re.compile(r"<[a-zA-Z/!]")
 _COMMENT = re.compile(rb"<!--.*?-->", re.DOTALL)
 _META = re.compile(rb"<meta[\s/][^<>]*?\bcharset\s*=\s*[\"']?\s*([\w.:-]{2,40})", re.IGNORECASE)
 _XML = re.compile(rb"\s*<\?xml\s[^<>]*?\bencoding\s*=\s*[\"']([\w.:-]{2,40})", re.IGNORECASE)
@@ -113,7 +117,7 @@ def decode(payload: bytes, http_charset: str | None) -> Decoded:
             return _decode_as(payload[len(mark) :], codec, "bom")
     http = codec_of(http_charset) if http_charset else None
     if b"\0" in payload:
-        if wide := _wide_codec(payload):
+        if wide := _wide_codec(payload) or _sparse_wide_codec(payload, http):
             return _decode_as(payload, wide, "http" if http == wide else "detector")
         payload = payload.replace(b"\0", b"")
     try:
@@ -186,6 +190,19 @@ def _wide_codec(payload: bytes) -> str | None:
         (True, True, True, False): "utf-32-be",
     }
     return patterns.get((zeros[0], zeros[1], zeros[2], zeros[3]))
+
+
+def _sparse_wide_codec(payload: bytes, http: str | None) -> str | None:
+    """Return the codec of a page in UTF-16 that has few ASCII characters; None if it is no such page.
+
+    The page must decode to a text with tags, or the HTTP header must declare UTF-16. Other pages with NULs do neither.
+    """
+    declared = http if http is not None and http.startswith("utf-16") else None
+    for codec in ("utf-16-le", "utf-16-be"):
+        text, damage = _try(payload, codec)
+        if damage <= MAX_DAMAGE and (codec == declared or len(_TAG.findall(text)) >= MIN_TAGS):
+            return codec
+    return None
 
 
 def _rivals(payload: bytes, declared: list[Candidate], ascii_only: bool) -> Iterator[Candidate]:

@@ -245,3 +245,25 @@ def test_samples_with_a_known_charset(shared_data: Path, declared: bool) -> None
         expected = payload.decode(codec_of(codec) or codec, "replace") if codec else None
         right += expected is not None and decode(payload, None).text.lstrip("\ufeff") == expected.lstrip("\ufeff")
     assert right >= 208  # 210 as measured; EUC-TW has no codec in Python, Johab and three Latin ones are not detected
+
+
+@pytest.mark.parametrize("codec", ["utf-16-le", "utf-16-be"])
+@pytest.mark.parametrize(
+    "head", ["<html><p>", '<?xml version="1.0"?><!DOCTYPE html><html><head><meta charset="utf-16"><p>']
+)
+@pytest.mark.parametrize("text", ["这是一个普通的网页。", "これは普通のページです。", "이것은 평범한 페이지입니다. "])
+@pytest.mark.parametrize("size", [1, 300, 30_000])
+def test_utf16_with_few_ascii_characters(codec: str, head: str, text: str, size: int) -> None:
+    html = f"{head}{text * size}</p></html>"
+    assert decode(html.encode(codec), None).text == html
+    assert decode(html.encode(codec)[:-1], "utf-8").text.rstrip("\ufffd") in html  # truncated
+    plain = f"{text * size}\n"
+    assert decode(plain.encode(codec), codec.replace("16-", "16")).text == plain
+
+
+@pytest.mark.parametrize("codec", ["gbk", "big5", "shift_jis", "euc-kr", "cp1251", "cp1252", "utf-8"])
+@pytest.mark.parametrize("offset", [100, 101, 333])
+def test_stray_nuls_do_not_make_utf16(codec: str, offset: int) -> None:
+    html = f"<html><p>{'日本 一 Привет été ' * 30}</p><br></html>".encode(codec, "ignore")
+    with_nuls = html[:offset] + b"\0" + html[offset:300] + b"\0" + html[300:]
+    assert not decode(with_nuls, "utf-8").charset.startswith("utf-16")
