@@ -148,6 +148,9 @@ def parse_date(text: str) -> datetime | None:
 
 BLANK_LINE = re.compile(rb"\r{0,2}\n\r{0,2}\n")
 STATUS_LINE = re.compile(rb"HTTP/\d(?:\.\d)?[ \t]+(\d{3})(?!\d)")
+MIME = re.compile(r"[ \t\"]*([\w!#$%&'*+.^`|~-]{1,127}/[\w!#$%&'*+.^`|~-]{1,127})", re.ASCII)
+UNKNOWN = frozenset(("*/*", "unknown/unknown", "application/unknown"))
+"""Media types for which browsers look at the first bytes of a page, as for a missing one."""
 CHARSET = re.compile(r"""charset[ \t]*=[ \t]*["']?([^"';\s]+)""", re.IGNORECASE)
 CHUNK = re.compile(rb"[ \t]*([0-9A-Fa-f]{1,15})[ \t]*(?:;[^\r\n]{0,4096})?\r?\n")
 # Source: WHATWG MIME Sniffing, section 7.1, the patterns of text/html; section 3, binary data bytes.
@@ -244,12 +247,21 @@ def set_body(page: HttpPage, stored: memoryview, codings: list[str], config: Sou
 
 
 def split_content_type(value: str | None) -> tuple[str | None, str | None]:
-    """Return the media type in lower case and the charset of a Content-Type; each is None if absent."""
-    if value is None:
-        return None, None
-    mime, _, parameters = value.partition(";")
-    match = CHARSET.search(parameters) if parameters else None
-    return mime.strip().lower() or None, match.group(1) if match else None
+    """Return the media type in lower case and the charset of a Content-Type; each is None if absent or unknown.
+
+    Of several types, which servers join by commas, the last one counts, and a charset that was named for it before.
+    Source: WHATWG Fetch, "extract a MIME type"; the types of UNKNOWN, WHATWG MIME Sniffing, section 7.
+    """
+    mime: str | None = None
+    charset: str | None = None
+    for part in value.split(",") if value is not None else ():
+        match = MIME.match(part)
+        found = match[1].lower() if match is not None and match[1].lower() not in UNKNOWN else None
+        named = CHARSET.search(part)
+        if found is not None or mime is None:
+            charset = named[1] if named else charset if found == mime else None
+            mime = found
+    return mime, charset
 
 
 def _decode(stored: memoryview, coding: str, limit: int) -> bytes | bytearray | memoryview:

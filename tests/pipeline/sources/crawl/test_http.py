@@ -86,6 +86,37 @@ def test_body(block, body):
 
 
 @pytest.mark.parametrize(
+    ("value", "mime", "charset"),
+    [
+        (None, None, None),
+        ("", None, None),
+        ("TEXT/HTML", "text/html", None),
+        (' text/html ; Charset = "UTF-8"', "text/html", "UTF-8"),
+        ("text/html, text/html", "text/html", None),
+        ("text/html,text/html; charset=gbk", "text/html", "gbk"),
+        ("text/html; charset=gbk, text/html", "text/html", "gbk"),
+        ("text/html; charset=gbk, text/plain", "text/plain", None),
+        ("text/plain, text/html", "text/html", None),
+        ("text/html, */*", "text/html", None),
+        ("text/html charset=gbk", "text/html", "gbk"),
+        ('"text/html"', "text/html", None),
+        ("*/*", None, None),
+        ("unknown/unknown", None, None),
+        ("html", None, None),
+        ('application/xhtml+xml;profile="a,b"', "application/xhtml+xml", None),
+    ],
+)
+def test_content_types_are_read_as_by_browsers(value: str | None, mime: str | None, charset: str | None) -> None:
+    assert split_content_type(value) == (mime, charset)
+
+
+@pytest.mark.parametrize("value", ["*/*", "unknown/unknown", "html"])
+def test_a_page_of_an_unknown_type_is_recognised_by_its_first_bytes(value: str) -> None:
+    assert read_response(response(HTML, content_type=value), CONFIG).body == HTML
+    assert read_response(response(b"GIF89a", content_type=value), CONFIG).drop.rule == "not_html"
+
+
+@pytest.mark.parametrize(
     ("block", "rule"),
     [
         (b"", "no_http_header"),
