@@ -122,8 +122,9 @@ class SourceConfig(Section):
     """Maximum size of the fields that `meta` holds of a row [bytes of JSON]. A field that does not fit is left out, and
     the manifest counts such rows."""
     date_field: str | None = None
-    """Field or column with the date of a row: ISO 8601, a year, or seconds since 1970. A whole number of four digits is
-    a year. None: rows have no date."""
+    """Field or column with the date of a row: ISO 8601, a year, or seconds since 1970 or thousandths, millionths or
+    billionths of them. A whole number such as 2019, 201912, 20191231 or 20191231235959 is a date of the calendar. None:
+    rows have no date."""
     licence_field: str | None = None
     """Field or column with the licence of a row. None: it is unknown."""
     parents_field: str | None = None

@@ -39,10 +39,15 @@ of one repeated value has 10^8 rows in 200 kB, each of which would cost time and
 UNREADABLE = (pa.ArrowException, OSError, ValueError)
 """Errors of pyarrow on damaged files. One of the storage is raised again when the stream is finished."""
 PARTIAL_DATE = re.compile(r"(\d{4})(?:-(\d\d))?")
-SECONDS = re.compile(r"\d{9,10}(?:\.\d+)?")
-"""Seconds since 1970 in a table whose values are all texts, such as CSV, from 1973 to 2286."""
-FIRST_YEAR, LAST_YEAR = 1000, 9999
-"""Whole numbers from and up to which they are years. As seconds they would be times of the first hours of 1970."""
+SECONDS = re.compile(r"\d{9,10}(?:\.\d+)?|\d{13,14}")
+"""A number of a date in a table whose values are all texts, such as CSV: seconds since 1970 from 1973 to 2286,
+milliseconds from 2001 on, or year to second without signs."""
+CALENDAR = {4: "%Y", 6: "%Y%m", 8: "%Y%m%d", 14: "%Y%m%d%H%M%S"}
+"""Number of digits → form of a whole number that is a date of the calendar. As seconds since 1970, the shorter ones
+would be times before 1974."""
+FRACTIONS = {12: 10**3, 13: 10**3, 15: 10**6, 16: 10**6, 18: 10**9, 19: 10**9}
+"""Number of digits before the point → parts of a second that a number counts since 1970; other numbers count seconds.
+"""
 NUMBER = re.compile(r"-?(?:0|[1-9]\d{0,17})(?:\.\d{1,18})?(?:[eE][-+]?\d{1,2})?")
 """A text that is compared as a number; a leading zero makes it a code."""
 MIN_INT, MAX_INT = -(1 << 63), (1 << 63) - 1
@@ -230,12 +235,8 @@ def plain_value(value: Any, depth: int = 0) -> Any:
 def date_of(value: Any) -> datetime | None:
     """Return the date of a row in UTC; None if the value is no date that the column can hold."""
     if isinstance(value, str):
-        value = float(text) if SECONDS.fullmatch(text := value.strip()) else text
+        value = float(text) if SECONDS.fullmatch(text := value.strip()) else text.removesuffix(" UTC")
     try:
-        if isinstance(value, int | float) and FIRST_YEAR <= value <= LAST_YEAR and value == int(value):
-            return datetime(int(value), 1, 1, tzinfo=UTC)
-        if type(value) is int:
-            return datetime.fromtimestamp(value, UTC)
         if isinstance(value, datetime):
             found = value
         elif isinstance(value, date):
@@ -245,7 +246,7 @@ def date_of(value: Any) -> datetime | None:
         elif isinstance(value, str):
             found = datetime.fromisoformat(value)
         elif isinstance(value, int | float) and not isinstance(value, bool):
-            found = datetime.fromtimestamp(value, UTC)
+            found = _date_of_number(value)
         else:
             return None
         found = found.replace(tzinfo=UTC) if found.tzinfo is None else found.astimezone(UTC)
@@ -255,6 +256,14 @@ def date_of(value: Any) -> datetime | None:
         return found
     # pandas dates have nanoseconds; the column has milliseconds.
     return datetime(*found.timetuple()[:6], found.microsecond // 1000 * 1000, UTC)
+
+
+def _date_of_number(value: float) -> datetime:
+    """Return the date of a number: of the calendar without signs, or the time since 1970. Raises as datetime does."""
+    digits = len(str(abs(int(value))))
+    if value > 0 and value == int(value) and digits in CALENDAR:
+        return datetime.strptime(str(int(value)), CALENDAR[digits])
+    return datetime.fromtimestamp(value / FRACTIONS[digits] if digits in FRACTIONS else value, UTC)
 
 
 def _licence(value: Any, config: SourceConfig) -> str | None:
