@@ -16,6 +16,7 @@ import numpy.typing as npt
 from resiliparse.parse.html import HTMLTree
 
 from pipeline.extract.blocks import Blocks, Floats, cut_blocks
+from pipeline.extract.exponents import mark_exponents, may_have_exponents
 from pipeline.extract.features import (
     PageBlocks,
     PageFacts,
@@ -122,6 +123,8 @@ def parse_page(html: str, url: str | None = None, fetched: date | None = None) -
     metadata = read_metadata(tree, url, fetched, html)
     if may_have_formulas(html):
         write_formulas(tree)
+    if may_have_exponents(html):
+        mark_exponents(tree)
     blocks = cut_blocks(tree.body.html if tree.body is not None else "")
     facts = PageFacts(tree.title or "", metadata.types, metadata.open_graph_type or "")
     return ParsedPage(blocks, metadata, facts)

@@ -23,6 +23,7 @@ from pipeline.engine.stage import Drop, Row, Split
 from pipeline.extract.assemble import EMPTY_LINE, assemble
 from pipeline.extract.blocks import cut_blocks
 from pipeline.extract.charset import decode
+from pipeline.extract.exponents import mark_exponents, may_have_exponents
 from pipeline.extract.inline import TextForm
 from pipeline.extract.nesting import nesting_problem
 from pipeline.extract.page_limits import bearable
@@ -238,6 +239,8 @@ def chapter_text(data: bytes) -> str:
         raise _BadEpubError(Drop("bad_epub"))
     try:
         tree = HTMLTree.parse(_EMPTY_ELEMENT.sub(_with_end, html))
+        if may_have_exponents(html):
+            mark_exponents(tree)
         blocks = cut_blocks(tree.body.html if tree.body is not None else "")
         if blocks.is_cut:
             return str(extract_plain_text(tree, main_content=False, alt_texts=False)).strip()

@@ -20,6 +20,7 @@ from resiliparse.parse.html import HTMLTree
 from pipeline.engine.stage import Drop, Row, Split
 from pipeline.extract.assemble import EMPTY_LINE, MARKED_LINES, assemble
 from pipeline.extract.blocks import cut_blocks
+from pipeline.extract.exponents import mark_exponents, may_have_exponents
 from pipeline.extract.formulas import may_have_formulas, write_formulas
 from pipeline.extract.inline import TextForm
 from pipeline.extract.page_limits import bearable
@@ -54,6 +55,8 @@ ADD_ANSWER = "INSERT OR IGNORE INTO answer VALUES (?, ?, ?, ?, ?, ?, ?)"
 REFERENCE = re.compile(r"&(?:#(\d{1,7}|x[0-9A-Fa-f]{1,6})|(\w+));|&")
 ENTITIES = (("&lt;", "<"), ("&gt;", ">"), ("&quot;", '"'), ("&#xA;", "\n"), ("&#xD;", "\r"), ("&apos;", "'"))
 TAG = re.compile(r"<[^<>]*>")
+_NUMBERED = re.compile(r"<(?:ol|li)\s[^<>]*?\b(?:start|value|reversed)\b", re.IGNORECASE)
+"""Lists whose first number is not 1, as after code between two items."""
 NEXT_EMPTY_LINE = re.compile(r"(?<=\n\n)(?=\n)")
 TAGS = re.compile(r"[^<>|]+")
 
@@ -374,9 +377,11 @@ def text_of_html(html: str, form: TextForm) -> str:
     tree = HTMLTree.parse(html)
     if may_have_formulas(html):
         write_formulas(tree)
-    if form.markdown:
+    if may_have_exponents(html):
+        mark_exponents(tree)
+    if form.markdown or _NUMBERED.search(html):
         blocks = cut_blocks(tree.body.html if tree.body is not None else "")
         return assemble(blocks, range(len(blocks)), form)
-    # 10 times as fast, for the many short texts of a dump.
+    # 10 times as fast, for the many short texts of a dump, but it counts the items of every list from 1.
     text: str = extract_plain_text(tree, preserve_formatting=True, main_content=False, alt_texts=False, links=False)
     return text if "\n\n\n" not in text else NEXT_EMPTY_LINE.sub(EMPTY_LINE, text)
