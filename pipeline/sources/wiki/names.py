@@ -112,6 +112,12 @@ FILE_NAMESPACES = frozenset(_FILES.split("|"))
 """Names of the namespaces of files and categories; links to them show no text."""
 
 
+NAME = "name"
+"""Key of the whole first part of a template among its arguments."""
+POWER, BREAK = "\ufdd7", "\ufdd4"
+"""Noncharacters that mark, until the text is complete: a power of ten, and a line break."""
+
+
 def _shown(number: str) -> Callable[[Mapping[str, str]], str]:
     return lambda arguments: arguments.get(number, "")
 
@@ -137,26 +143,119 @@ def _link(arguments: Mapping[str, str]) -> str:
     return arguments.get("lt") or arguments.get("1", "")
 
 
+_RANGES = {"-": "\u2013", "\u2013": "\u2013", "to": " to ", "and": " and ", "or": " or ", "by": " by ", "x": " \u00d7 "}
+_RANGES |= {"\u00d7": " \u00d7 ", "to(-)": " to ", "and(-)": " and ", "+/-": " \u00b1 ", "\u00b1": " \u00b1 "}
+"""What stands between the numbers of a measure, as written and as shown."""
+_MONTHS = (
+    *("January", "February", "March", "April", "May", "June"),
+    *("July", "August", "September", "October", "November", "December"),
+)
+
+
+def _values(arguments: Mapping[str, str]) -> list[str]:
+    """Return the arguments without a name, in their order."""
+    return [arguments[key] for key in sorted((key for key in arguments if key.isdecimal()), key=int)]
+
+
+def _all(between: str) -> Callable[[Mapping[str, str]], str]:
+    return lambda arguments: between.join(filter(None, _values(arguments)))
+
+
+def _before(text: str, otherwise: str = "") -> Callable[[Mapping[str, str]], str]:
+    return lambda arguments: f"{text}{arguments['1']}" if arguments.get("1", "").strip() else otherwise
+
+
+def _tag(name: str) -> Callable[[Mapping[str, str]], str]:
+    return lambda arguments: f"<{name}>{arguments['1'].strip()}</{name}>" if "1" in arguments else ""
+
+
+def _measure(arguments: Mapping[str, str]) -> str:
+    """Return a measure as it is given: `5 km`, `5 to 10 km` or `5 ft 10 in`."""
+    values = [value.strip() for value in _values(arguments)]
+    text, rest = "".join(values[:1]), values[1:]
+    while len(rest) >= 2 and rest[0] in _RANGES:
+        text, rest = text + _RANGES[rest[0]] + rest[1], rest[2:]
+    shown = rest[:3] if len(rest) >= 3 and re.fullmatch(r"[\d.,/]+", rest[1]) else rest[:1]
+    return " ".join([text, *shown])
+
+
+def _number(arguments: Mapping[str, str]) -> str:
+    """Return a number with its uncertainty, its power of ten and its unit."""
+    values = [value.strip() for value in _values(arguments)[:3]]
+    text = "".join(values[:1])
+    if len(values) == 3:
+        text += f" +{values[1].lstrip('+')} \u2212{values[2].lstrip('-')}"
+    elif len(values) == 2:
+        text += values[1] if values[1].startswith("(") else f" \u00b1 {values[1]}"
+    power, unit = arguments.get("e", ""), arguments.get("u") or arguments.get("ul") or ""
+    return text + (f"\u00d710<sup>{power}</sup>" if power else "") + (f" {unit}" if unit else "")
+
+
+def _fraction(arguments: Mapping[str, str]) -> str:
+    values = [value.strip() for value in _values(arguments)[:3]]
+    if len(values) == 3:
+        return f"{values[0]} {values[1]}/{values[2]}"
+    return "/".join(["1", *values] if len(values) == 1 else values)
+
+
+def _power(arguments: Mapping[str, str]) -> str:
+    return f"{POWER}<sup>{arguments['1'].strip()}</sup>" if arguments.get("1", "").strip() else ""
+
+
+def _circa(arguments: Mapping[str, str]) -> str:
+    return " \u2013 ".join(f"c. {value.strip()}" for value in _values(arguments)[:2]) or "c. "
+
+
+def _as_of(arguments: Mapping[str, str]) -> str:
+    """Return `As of July 2020`."""
+    year, month, day = (*(value.strip() for value in _values(arguments)[:3]), "", "", "")[:3]
+    name = _MONTHS[int(month) - 1] if re.fullmatch("0?[1-9]|1[0-2]", month) else month
+    start = "since" if arguments.get("since") else "as of"
+    start = start if arguments.get("lc") else start.capitalize()
+    return arguments.get("alt") or " ".join(filter(None, (start, day, name, year)))
+
+
+def _function(arguments: Mapping[str, str]) -> str:
+    return arguments[NAME].partition(":")[2].strip()
+
+
 def _table(function: Callable[[Mapping[str, str]], str], names: str) -> dict[str, Callable[[Mapping[str, str]], str]]:
     return dict.fromkeys(names.split("|"), function)
 
 
 KEPT_TEMPLATES: Mapping[str, Callable[[Mapping[str, str]], str]] = {
-    **_table(_shown("2"), "lang|langi|lang2|langue|язык"),
+    **_table(_shown("2"), "lang|langx|langi|lang2|langue|язык|color|colour|sort"),
     **_table(
         _shown("1"),
-        "nowrap|nobr|nobreak|nobold|noitalic|small|smaller|big|larger|sc|smallcaps|sup|sub|abbr|tooltip|mvar|mono|code|"
-        "kbd|tt|sic|not a typo|flag|flagcountry|val|formatnum|num|nombre|nts|angle bracket|em|strong|bold|italic|e|er|"
-        "exp|ind|plainlist|unbulleted list|keypress|key press|nihongo|s|год|year|y|ruby|as written|jas|ens|las|grs|"
+        "nowrap|nobr|nobreak|nobold|noitalic|small|smaller|big|larger|sc|smallcaps|abbr|tooltip|mvar|math|mono|code|"
+        "kbd|tt|sic|not a typo|flag|flagcountry|num|nombre|nts|angle bracket|angbr|em|strong|bold|italic|er|iast|"
+        "plainlist|chem2|flagathlete|keypress|key press|nihongo|s|год|year|y|ruby|as written|jas|ens|las|grs|"
         "frs|its|ess|rus|zhs|ars|hes|pls|trs|nls|pts|sws|das|nos|cs|hus|fis|kos",
     ),
     **_table(_last, "transl|transliteration|rtl-lang|script"),
     **_table(_link, "ill|interlanguage link|link-interwiki|illm|lien|не переведено|не переведено 5"),
-    **_table(_joined("1", "2"), "convert|cvt|unité|unite|unidad|unità|val2"),
+    **_table(_measure, "convert|cvt"),
+    **_table(_number, "val"),
+    **_table(_joined("1", "2"), "unité|unite|unidad|unità|val2|sortname|ship"),
+    **_table(_tag("sup"), "sup|exp"),
+    **_table(_tag("sub"), "sub|ind"),
+    **_table(_power, "e"),
+    **_table(_circa, "circa|c.|ca."),
+    **_table(_as_of, "as of"),
+    **_table(_function, "formatnum"),
+    **_table(_all(""), "chem|gaps"),
+    **_table(_all(" "), "linktext"),
+    **_table(_all("-"), "dts"),
+    **_table(_all(BREAK), "unbulleted list|ubl"),
+    "10^": lambda arguments: f"10<sup>{arguments.get('1', '')}</sup>",
+    **{name: _before(f"{name.upper()} ") for name in ("uss", "hms", "rms", "hmas", "hmcs", "sms", "ss", "mv")},
+    **{sign: _before(sign.upper()) for sign in ("us$", "\u00a3", "\u20ac", "\u00a5", "\u00b1")},
+    **{name: _before("", text) for name, text in (("yes", "Yes"), ("no", "No"), ("won", "Won"), ("nom", "Nominated"))},
     **_table(_joined("1", "2", "3"), "date|date-|fecha"),
-    **_table(_joined("1", "2", between="/"), "frac|fraction|sfrac"),
+    **_table(_fraction, "frac|fraction|sfrac"),
     **_table(
-        _quote, "quote|blockquote|cquote|quotation|citation bloc|cita|zitat|начало цитаты|цитата|bquote|quote box2"
+        _quote,
+        "quote|blockquote|cquote|quotation|citation bloc|cita|zitat|начало цитаты|цитата|bquote|quote box2|poemquote",
     ),
     **_table(_fixed("|"), "!"),
     **_table(_fixed("="), "="),
@@ -166,6 +265,7 @@ KEPT_TEMPLATES: Mapping[str, Callable[[Mapping[str, str]], str]] = {
     **_table(_fixed("\u2014"), "mdash|\u2014|em dash|emdash"),
     **_table(_fixed(" "), "nbsp|space|spaces|thinsp|clear space"),
     **_table(_fixed(" · "), "·|dot|middot|•|bullet"),
-    **_table(_fixed("c. "), "circa|c.|ca."),
+    **_table(_fixed("\u03c0"), "pi"),
+    **_table(_fixed("'s"), "'s"),
 }
 """By name, what a template shows of its arguments. Other templates are left out."""

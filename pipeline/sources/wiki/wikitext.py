@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Set
 from html import unescape
 
 from pipeline.sources.wiki.blocks import BREAK, CELL, EDGE, GONE, Held, WikiForm, mark_of, text_of_lines
-from pipeline.sources.wiki.names import FILE_NAMESPACES, KEPT_TEMPLATES
+from pipeline.sources.wiki.names import FILE_NAMESPACES, KEPT_TEMPLATES, NAME, POWER
 
 MAX_DEPTH = 20
 """Maximum number of kept templates, or of links, inside each other; deeper ones are left out."""
@@ -50,6 +50,11 @@ _HIDDEN = re.compile(
 _SWITCH = re.compile(r"__[^\W\d_]{3,40}+__")
 _VARIANTS = re.compile(r"-\{([^{}]{0,2000}+)\}-")
 _VARIANT = re.compile(r"(?:^|;)\s*+([a-z]{2,3}(?:-[a-z]{2,8})?)\s*+:([^;]*+)")
+_FUNCTION = re.compile(r"\s*+(formatnum):", re.IGNORECASE)
+_POWER = re.compile(rf"((?<![\d.,])10(?={POWER})|\d)?+[ \xa0]?+{POWER}")
+_EXPONENT = re.compile(
+    r"\s*+[+\u2212\u2013-]?+\d{1,6}+(?:[.,]\d{1,6}+)?+\s*+</su([pb])\s*+>(\s*+[/\u2044])?", re.IGNORECASE
+)
 _QUOTES = re.compile(r"'{2,}")
 
 
@@ -62,6 +67,7 @@ def text_of_wikitext(source: str, form: WikiForm, namespaces: Set[str] = frozens
     text = _without_comments(_MARKS.sub("", source))
     text = _hold_raw(text, form, held)
     text = _resolve_templates(text)
+    text = _POWER.sub(_power, text) if POWER in text else text
     text = _resolve_links(text, FILE_NAMESPACES | namespaces)
     text = _EXTERNAL.sub(lambda match: match[1] or GONE, text)
     if "-{" in text:
@@ -204,6 +210,8 @@ def _resolve_templates(text: str) -> str:
 
 def _kept_name(written: str) -> str:
     """Return the key in KEPT_TEMPLATES of a template; empty if it is left out."""
+    if (function := _FUNCTION.match(written)) is not None:
+        return function[1].lower()
     name = plain_name(written[:200])
     return "nowrap" if name.startswith("lang-") else name if name in KEPT_TEMPLATES else ""
 
@@ -213,6 +221,7 @@ def _arguments(content: str) -> dict[str, str]:
     arguments: dict[str, str] = {}
     number = depth = 0
     start = -1
+    arguments[NAME] = content.partition("|")[0]
     for match in re.finditer(r"\[\[|\]\]|\||\Z", content):
         token = match[0]
         if token == "[[":
@@ -321,7 +330,8 @@ def _resolve_tags(text: str) -> str:
                 parts.append(GONE)
                 position = end
                 continue
-        parts.append(_tag_text(name, bool(match[1])))
+        is_number = name in ("sup", "sub") and (mark := _mark_of_exponent(text, match))
+        parts.append(mark if is_number else _tag_text(name, bool(match[1])))
     return "".join([*parts, text[position:]])
 
 
@@ -345,6 +355,19 @@ def _end_of_element(text: str, name: str, start: int) -> int | None:
         if not depth:
             return match.end()
     return None
+
+
+def _power(match: re.Match[str]) -> str:
+    """Return what the template `e` shows before its exponent: `×10` after a number, nothing after the base itself."""
+    return match[1] if match[1] == "10" else f"{match[1]}\u00d710" if match[1] else ""
+
+
+def _mark_of_exponent(text: str, match: re.Match[str]) -> str:
+    """Return the mark that `pipeline.extract.exponents` puts between a number and the one in this tag."""
+    if match[1] or not text[max(0, match.start() - 1) : match.start()].isdecimal():
+        return ""
+    inner = _EXPONENT.match(text, match.end())
+    return "" if inner is None else "_" if inner[1] in "bB" else " " if inner[2] else "^"
 
 
 def _variant(match: re.Match[str]) -> str:

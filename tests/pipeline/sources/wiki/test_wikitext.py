@@ -167,3 +167,24 @@ def test_markup_left_open_takes_linear_work(opening: str) -> None:
         return steps.number
 
     assert work(400) <= 2.2 * work(200) + 200
+
+
+@pytest.mark.parametrize(
+    ("source", "text"),
+    [
+        ("1.5{{e|5}} kg, 5.97{{E|24}}, 10{{e|5}}, m{{e|2}}, XX{{e}}", "1.5×10^5 kg, 5.97×10^24, 10^5, m2, XX"),
+        ("10<sup>5</sup> 10<SUP>−3</SUP> 3<sup>1</sup>/<sub>2</sub>", "10^5 10^−3 3 1/2"),
+        ("101<sub>2</sub> m<sup>2</sup> H<sub>2</sub>O 10{{sup|5}}", "101_2 m2 H2O 10^5"),
+        ("{{frac|2}} {{frac|1|2}} {{frac|3|1|2}} {{sfrac|3|4}}", "1/2 1/2 3 1/2 3/4"),
+        ("{{val|1.67|e=-27|u=kg}} {{val|5|0.2}} {{val|5|(2)}}", "1.67×10^-27 kg 5 ± 0.2 5(2)"),
+        ("{{convert|5|km|mi}} {{convert|5|to|10|km}} {{cvt|5|-|10|km|mi|0}}", "5 km 5 to 10 km 5–10 km"),
+        ("{{convert|5|ft|10|in|cm}} {{convert|3|x|4|m}} {{convert|5|km|0}}", "5 ft 10 in 3 × 4 m 5 km"),
+        ("{{circa|1900}} {{c.|1900|1910}} b", "c. 1900 c. 1900 – c. 1910 b"),
+        ("{{as of|2020|7|lc=y}}, {{As of|2019}}, {{as of|2020|alt=in 2020}}", "as of July 2020, As of 2019, in 2020"),
+        ("{{langx|uk|Київ}} {{sortname|Ada|Byron}} {{formatnum:1234}}", "Київ Ada Byron 1234"),
+        ("{{math|''n'' {{=}} 5}} {{HMS|Hood|51}} {{gaps|1|000}} {{US$|5}}", "n = 5 HMS Hood 1000 US$5"),
+        ("{{ubl|a|b}}", "a\nb"),
+    ],
+)
+def test_templates_keep_their_numbers_and_words(source: str, text: str) -> None:
+    assert text_of_wikitext(f"x {source}", WikiForm()) == f"x {text}"
