@@ -29,6 +29,8 @@ ID = re.compile(r"[0-9a-zA-Z]{1,12}")
 _MONTH = re.compile(r"(?:^|/)R[SC]_(\d{4})-(\d{2})(?!\d)[^/]*\Z", re.IGNORECASE)
 ENTITIES = (("&lt;", "<"), ("&gt;", ">"), ("&amp;", "&"))
 """The characters that Reddit escapes in texts."""
+SPACES = (("&#x200B;", ""), ("&nbsp;", " "))
+"""What the editor of Reddit writes for empty lines and no-break spaces; a reader sees none of it."""
 TITLE_ONLY, LINK_POST = Drop("title_only"), Drop("link_post")
 """The most frequent reasons, made once."""
 
@@ -303,8 +305,8 @@ def is_deleted(text: str) -> bool:
 
 
 def unescape(text: str) -> str:
-    """Return a text with the characters that Reddit escapes."""
+    """Return a text with the characters that Reddit escapes, and its entities of spaces as spaces."""
     if "&" in text:
-        for entity, character in ENTITIES:
+        for entity, character in (*ENTITIES, *SPACES):
             text = text.replace(entity, character)
     return text

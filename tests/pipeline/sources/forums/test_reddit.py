@@ -230,3 +230,9 @@ def test_reading_comments_is_progress_of_the_submissions(tmp_path: Path) -> None
     assert len([*open_split(replace(split, companions=()), alone, SourceConfig(paths=("x",)))]) == 1
     # The submissions are read a second time, and the comments once.
     assert len(reads) > 2 * len(without)
+
+
+def test_the_entities_of_spaces_are_not_shown() -> None:
+    own = "a\n\n&amp;#x200B;\n\nb&amp;nbsp;c &amp;amp; d"
+    ((row, _),) = read(lines(post(title="t", selftext=own)))
+    assert row["text"] == "t\n\na\n\n\n\nb c &amp; d"
