@@ -28,6 +28,16 @@ def lookup(row: Mapping[str, Any], path: str) -> Any:
     return value
 
 
+def decoded(value: Any) -> Any:
+    """Return a value, as text if it is bytes in UTF-8: several writers of Parquet do not mark texts as such."""
+    if not isinstance(value, bytes):
+        return value
+    try:
+        return value.decode("utf-8")
+    except UnicodeDecodeError:
+        return value
+
+
 def top_field(path: str, names: Sequence[str]) -> str:
     """Return the field of a row that holds the value of a path: the whole path, or the name before its first dot."""
     return path if path in names else path.partition(".")[0]
@@ -69,7 +79,7 @@ class TextParts:
         parts: list[str] = []
         is_text = is_last = False
         for number, (before, path) in enumerate(self.fields):
-            value = lookup(row, path)
+            value = decoded(lookup(row, path))
             is_last = False
             if isinstance(value, bool) or not isinstance(value, str | int | float):
                 continue

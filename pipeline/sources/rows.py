@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from pipeline.engine.stage import Drop, Row
 from pipeline.sources.config import SourceConfig
-from pipeline.sources.fields import MISSING, lookup, top_field, without
+from pipeline.sources.fields import MISSING, decoded, lookup, top_field, without
 from pipeline.sources.provenance import encodable, new_row, set_text, set_title
 from schemas.ids import DOC_ID_BYTES
 from schemas.urls import resolved_host
@@ -116,7 +116,7 @@ def field_of(value: Mapping[str, Any], path: str) -> Any:
     found = value.get(path)
     if found is None and "." in path and (found := lookup(value, path)) is MISSING:
         return None
-    return found
+    return decoded(found)
 
 
 # The fields of a row beside text, URL and id.

@@ -54,6 +54,13 @@ def test_rows_have_their_numbers(kind: str, options: Any) -> None:
     assert (rows[5][0]["url"], rows[5][0]["meta"]) == ("http://h5.com/", '{"n":5}')
 
 
+def test_texts_that_are_stored_as_bytes() -> None:
+    table = pa.table({name: pa.array([value.encode(), b"\xff"]) for name, value in (("text", "é"), ("url", "u"))})
+    for settings in ({}, {"text": ["text"]}):
+        rows = [(row["text"], row.get("url"), drop) for row, drop in read(stored(table), **settings)]
+        assert rows == [("é", "u", None), (None, None, Drop("no_text_field"))]
+
+
 def test_columns_of_other_types() -> None:
     nested = pa.table({"doc": [{"body": "a", "by": ["x", "y"]}], "k": pa.array(["t"]).dictionary_encode()})
     ((row, drop),) = read(stored(nested), text="k + ': ' + doc.body", meta_fields=["doc.by"])
