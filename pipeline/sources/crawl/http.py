@@ -35,6 +35,7 @@ RECORD_START = re.compile(
     rb"WARC/\d\.\d{1,2}\r?\n(?i:WARC|Content)-[A-Za-z\-]{1,100}[ \t]*:"
     rb"|\n[A-Za-z][A-Za-z0-9+.\-]{1,15}:[^\r\n]{0,8000} \d{1,3}(?:\.\d{1,3}){3} \d{14} [^\r\n]{0,600}\d(?=\r?\n)"
 )
+PARTIAL_DATE = re.compile(r"(\d{4})(?:-(\d\d))?", re.ASCII)
 TARGET = re.compile(r"^<(.*)>$")
 DIGITS = re.compile(r"\d{1,15}")
 _TYPE = re.compile(r"[A-Za-z0-9_-]{1,32}")
@@ -131,12 +132,14 @@ def _kind(text: str) -> str | None:
 
 
 def parse_date(text: str) -> datetime | None:
-    """Parse a WARC-Date (ISO 8601) or ARC date (YYYYMMDD[hhmmss]); None if it is invalid.
+    """Parse a WARC-Date (ISO 8601, also of a year or month) or ARC date (YYYYMMDD[hhmmss]); None if it is invalid.
 
     The result is in UTC, truncated to milliseconds.
     """
     try:
-        if text.isdecimal():
+        if partial := PARTIAL_DATE.fullmatch(text):
+            date = datetime(int(partial[1]), int(partial[2] or 1), 1)
+        elif text.isdecimal():
             date = datetime.strptime(text[:14].ljust(14, "0"), "%Y%m%d%H%M%S")
         else:
             date = datetime.fromisoformat(text)
@@ -151,6 +154,9 @@ STATUS_LINE = re.compile(rb"HTTP/\d(?:\.\d)?[ \t]+(\d{3})(?!\d)")
 MIME = re.compile(r"[ \t\"]*([\w!#$%&'*+.^`|~-]{1,127}/[\w!#$%&'*+.^`|~-]{1,127})", re.ASCII)
 UNKNOWN = frozenset(("*/*", "unknown/unknown", "application/unknown"))
 """Media types for which browsers look at the first bytes of a page, as for a missing one."""
+INTERIM = frozenset((b"100", b"102", b"103"))
+"""Status codes after which the same server sends another response."""
+MAX_INTERIM = 4
 CHARSET = re.compile(r"""charset[ \t]*=[ \t]*["']?([^"';\s]+)""", re.IGNORECASE)
 CHUNK = re.compile(rb"[ \t]*([0-9A-Fa-f]{1,15})[ \t]*(?:;[^\r\n]{0,4096})?\r?\n")
 # Source: WHATWG MIME Sniffing, section 7.1, the patterns of text/html; section 3, binary data bytes.
@@ -198,6 +204,7 @@ def read_response(block: bytes, config: SourceConfig) -> HttpPage:
     if not block.startswith(b"HTTP/"):
         page.drop = Drop("no_http_header")
         return page
+    block = _without_interim(block)
     blank = BLANK_LINE.search(block, 0, MAX_HEADER_BYTES)
     head_end, body_start = (blank.start(), blank.end()) if blank else (len(block), len(block))
     status = STATUS_LINE.match(block)
@@ -218,6 +225,18 @@ def read_response(block: bytes, config: SourceConfig) -> HttpPage:
         named = [coding.strip() for coding in codings if coding.strip()]
         set_body(page, memoryview(block)[body_start:], named, config)
     return page
+
+
+def _without_interim(block: bytes) -> bytes:
+    """Return a response without the interim ones before it, such as `103 Early Hints`, that some crawlers store."""
+    start = 0
+    for _ in range(MAX_INTERIM):
+        status = STATUS_LINE.match(block, start)
+        blank = BLANK_LINE.search(block, start, start + MAX_HEADER_BYTES)
+        if status is None or status[1] not in INTERIM or blank is None or not block.startswith(b"HTTP/", blank.end()):
+            break
+        start = blank.end()
+    return block[start:]
 
 
 def set_body(page: HttpPage, stored: memoryview, codings: list[str], config: SourceConfig) -> None:
