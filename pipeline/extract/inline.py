@@ -89,7 +89,7 @@ class Inline:
                 if opened and opened[-1].tag == tag[1:]:
                     self._close(parts, opened, in_heading)
             elif tag in ("a", "q", "rt") or (tag in _MARK_OF and self.form.markdown and not in_heading):
-                start = len(parts) if len(opened) < MAX_MARKS else None
+                start = len(parts) if len(opened) < MAX_MARKS and not self._is_marked(opened, tag) else None
                 opened.append(_Open(tag, start, source if tag == "a" else ""))
             elif tag == "img" and self.form.images:
                 parts.append(self.image(token))
@@ -105,6 +105,11 @@ class Inline:
             return []
         number = int(np.searchsorted(self._links, first)) - 1
         return [_Open("a", 0, self.blocks.tag(int(self._links[number])))] if number >= 0 else []
+
+    def _is_marked(self, opened: list[_Open], tag: str) -> bool:
+        """Whether an element needs no mark: one around it has the same, or is code, in which marks would be read."""
+        marks = {_MARK_OF[element.tag] for element in opened if element.tag in _MARK_OF}
+        return ("`" in marks and tag not in ("q", "rt")) or _MARK_OF.get(tag) in marks
 
     def _close(self, parts: list[str], opened: list[_Open], in_heading: bool) -> None:
         """Close the last open element: put marks around its parts, without the white space at their ends."""

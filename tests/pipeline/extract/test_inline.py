@@ -19,6 +19,8 @@ LINKS, IMAGES, MARKDOWN = {"links": True}, {"images": True}, {"markdown": True}
         ("<p><b>a</b><b>b</b> <b>c</b>", "**ab** **c**"),
         ("<p><b>a</b><i>b</i><code>c</code><code>d</code>", "**a***b*`c``d`"),
         ("<p><b>a</b><i><b>b</b></i>", "**a*****b***"),
+        ("<p><strong>a <b>b</b></strong> <em><span><i>c</i></span></em> <i><b><i>d</i></b></i>", "**a b** *c* ***d***"),
+        ("<p><code>a <em>b</em> <kbd>c</kbd> <q>d</q></code>", "`a b c “d”`"),
         ("<p><code>a`b</code> <kbd>``</kbd>", "`` a`b `` ``` `` ```"),
         ("<p>**a** <b>b", "**a** **b**"),
         ("<h2><b>a</b> <code>b</code></h2>", "## a b"),
@@ -46,8 +48,8 @@ def test_links_are_not_resolved_against_a_very_long_address(path: str, query: st
 
 
 def test_marks_in_deep_nesting_are_left_out() -> None:
-    text = write("<p>" + "<b><i>" * 100 + "a", markdown=True)
-    assert text == "***" * 5 + "a" + "***" * 5
+    assert write("<p>" + "<b><i>" * 100 + "a", markdown=True) == "***a***"
+    assert write("<p>" + "<q>" * 9 + "<b><i>a", markdown=True) == "“**a**”"
 
 
 @pytest.mark.parametrize(
@@ -55,6 +57,7 @@ def test_marks_in_deep_nesting_are_left_out() -> None:
     [
         ('<p><a href="b?x=1&amp;y=2">this </a>page', LINKS, "this (https://example.org/a/b?x=1&y=2) page"),
         ('<p><a href="/b c">it</a>', LINKS | MARKDOWN, "[it](https://example.org/b%20c)"),
+        ('<p><code><a href="/b">it</a></code>', LINKS | MARKDOWN, "`it`"),
         ('<p><a href="/b"><em>it</em></a>', LINKS | MARKDOWN, "[*it*](https://example.org/b)"),
         ('<p><b>a</b><a href="/b"><b>it</b></a>', LINKS | MARKDOWN, "**a**[**it**](https://example.org/b)"),
         (
