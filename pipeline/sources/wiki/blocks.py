@@ -5,6 +5,7 @@ lists, and ` | ` between the cells of a table.
 """
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from html import unescape
 from typing import Literal, NamedTuple
@@ -14,6 +15,8 @@ GONE, HOLD, HOLD_END, BREAK, CELL, EDGE = "\ufdd1", "\ufdd2", "\ufdd3", "\ufdd4"
 start of a cell, and the start or end of a block such as `<div>`."""
 MAX_TABLES = 8
 """Maximum number of tables inside each other; deeper ones are left out."""
+MAX_COLUMNS = 50
+"""Maximum number of columns that the spans of cells make; the cells of a row are written however many they are."""
 MAX_INDENT = 10
 MAX_CELL_CHARS = 400
 """Maximum length of a cell of a table with data [code points]; tables with longer cells are layout, and their cells are
@@ -23,6 +26,7 @@ _HIDDEN_TABLE = re.compile(
     r"(?:infobox|navbox|sidebar|metadata|noprint|ambox|toccolours|taxobox|succession|persondata|messagebox|display\s*:\s*none)",
     re.IGNORECASE,
 )
+_SPAN = re.compile(r"\b(col|row)span\s*+=\s*+[\"']?\s*+(\d{1,4})", re.IGNORECASE)
 _ITEM = re.compile(r"[*#:;]++")
 _HELD = re.compile(f"{HOLD}(\\d+){HOLD_END}")
 _SPACES = re.compile(r"[ \t\xa0]{2,}|[\t\xa0]")
@@ -95,11 +99,18 @@ class _Table:
         self.is_hidden = is_hidden
         self.caption: list[str] = []
         self.rows: list[list[list[str]]] = [[]]
+        self.spans: list[list[tuple[int, int]]] = [[]]
+        """Number of columns and of rows of each cell."""
 
     def add(self, lines: Sequence[str]) -> None:
         """Add lines to the last cell; what is before the first cell of a row is not shown."""
         if self.rows[-1]:
             self.rows[-1][-1].extend(lines)
+
+    def add_row(self) -> None:
+        """Begin another row."""
+        self.rows.append([])
+        self.spans.append([])
 
     def add_cells(self, line: str) -> None:
         """Add the cells of a line that begins with a mark of cells."""
@@ -107,6 +118,8 @@ class _Table:
         for part in parts:
             attributes, pipe, content = part.partition("|")
             self.rows[-1].append([(content if pipe else attributes).strip()])
+            found = {kind.lower(): int(number) for kind, number in _SPAN.findall(attributes[:500])} if pipe else {}
+            self.spans[-1].append((found.get("col", 1), found.get("row", 1)))
 
 
 class _Tables:
@@ -150,7 +163,7 @@ class _Tables:
     def _cells(self, mark: str) -> None:
         table = self._open[-1]
         if mark.startswith("|-"):
-            table.rows.append([])
+            table.add_row()
         elif mark.startswith("|+"):
             table.caption = [mark[2:].rpartition("|")[2]]
         else:
@@ -177,13 +190,42 @@ class _Tables:
         )
         if not is_data:
             return ["", *table.caption, "", *(line for row in rows for cell in row for line in (*cell, ""))]
-        content = "\n".join(" | ".join(row).strip(" |") for row in texts)
+        content = "\n".join(_rows(table))
         content = _HELD.sub(lambda match: _restored(self._held[int(match[1])]), unescape(content))
         self._held.append(Held("block", content))
         return ["", *table.caption, mark_of(len(self._held) - 1, self._held[-1]), ""]
 
     def _has_block(self, line: str) -> bool:
         return any(self._held[int(number)].kind in ("block", "display") for number in _HELD.findall(line))
+
+
+def _rows(table: _Table) -> Iterator[str]:
+    """Yield the lines of a table with data; each cell is in its column, also after empty ones."""
+    below: Counter[int] = Counter()
+    placed: list[list[str]] = []
+    for row, spans in zip(table.rows, table.spans, strict=True):
+        cells: list[str] = []
+        for cell, (columns, rows) in zip(row, spans, strict=True):
+            _skip(cells, below)
+            columns = max(1, min(columns, MAX_COLUMNS - len(cells)))
+            if rows > 1 and len(cells) < MAX_COLUMNS:
+                below.update(dict.fromkeys(range(len(cells), len(cells) + columns), rows - 1))
+            cells += [_cell_text(cell), *[""] * (columns - 1)]
+        if row:
+            _skip(cells, below)
+            placed.append(cells)
+    shown = {column for cells in placed for column, text in enumerate(cells) if text}
+    for cells in placed:
+        text = " | ".join(text for column, text in enumerate(cells) if column in shown)
+        if text.strip(" |"):
+            yield text.rstrip(" |").strip()
+
+
+def _skip(cells: list[str], below: Counter[int]) -> None:
+    """Leave the next columns empty that cells of rows above extend into."""
+    while below[len(cells)] > 0:
+        below[len(cells)] -= 1
+        cells.append("")
 
 
 def _cell_text(lines: Sequence[str]) -> str:
