@@ -191,7 +191,7 @@ def _resolve_templates(text: str) -> str:
         while len(frames) > 1 and frames[-1][0] < start:
             end, width, name, parts = frames.pop()
             parts.append(text[position:end])
-            frames[-1][3].append(KEPT_TEMPLATES[name](_arguments("".join(parts))))
+            frames[-1][3].append(KEPT_TEMPLATES[name](_arguments("".join(parts))) or GONE)
             position = end + width
         if start == len(text) or start < position:
             continue
@@ -253,7 +253,10 @@ def _resolve_links(text: str, hidden: Set[str]) -> str:
         if match[0] == "[[":
             opened.append(match.start())
         elif match[0] != "]]":
-            opened.clear()  # A link does not extend over an empty line.
+            # A link does not extend over an empty line, unless it is a picture with a long caption.
+            opened = [
+                start for start in opened[:MAX_DEPTH] if _is_hidden(*_target(text, start + 2, len(text))[:2], hidden)
+            ]
         elif opened:
             ends[opened.pop()] = match.start()
     return _linked(text, ends, hidden)

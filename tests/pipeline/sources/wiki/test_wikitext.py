@@ -189,6 +189,7 @@ def test_markup_left_open_takes_linear_work(opening: str) -> None:
         ("{{langx|uk|Київ}} {{sortname|Ada|Byron}} {{formatnum:1234}}", "Київ Ada Byron 1234"),
         ("{{math|''n'' {{=}} 5}} {{HMS|Hood|51}} {{gaps|1|000}} {{US$|5}}", "n = 5 HMS Hood 1000 US$5"),
         ("{{ubl|a|b}}", "a\nb"),
+        ("({{lang|x|}}) [[File:a.jpg|thumb|left|A [[b]] c\n\nd]] [[e\n\nf]]", "e\n\nf"),
     ],
 )
 def test_templates_keep_their_numbers_and_words(source: str, text: str) -> None:
