@@ -11,6 +11,7 @@ import posixpath
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from html import escape
 from typing import Any, NamedTuple
 from urllib.parse import unquote
 from xml.parsers import expat
@@ -24,6 +25,7 @@ from pipeline.extract.assemble import EMPTY_LINE, assemble
 from pipeline.extract.blocks import cut_blocks
 from pipeline.extract.charset import decode
 from pipeline.extract.exponents import mark_exponents, may_have_exponents
+from pipeline.extract.formulas import may_have_formulas, write_formulas
 from pipeline.extract.inline import TextForm
 from pipeline.extract.nesting import nesting_problem
 from pipeline.extract.page_limits import bearable
@@ -232,13 +234,24 @@ def _resolved(folder: str, href: str) -> str:
     return posixpath.normpath(posixpath.join(folder, unquote(href.partition("#")[0])))
 
 
+def _without_cdata(html: str) -> str:
+    """Return a chapter with its CDATA sections of XML as text: parsers of HTML take them for comments."""
+    parts, position = [], 0
+    while (start := html.find("<![CDATA[", position)) >= 0 and (end := html.find("]]>", start)) >= 0:
+        parts += [html[position:start], escape(html[start + len("<![CDATA[") : end], quote=False)]
+        position = end + len("]]>")
+    return "".join([*parts, html[position:]]) if parts else html
+
+
 def chapter_text(data: bytes) -> str:
     """Return the text of a chapter in HTML. Raises _BadEpubError if no parser can bear it."""
-    html = bearable(decode(data, None).text).html
+    html = bearable(_without_cdata(decode(data, None).text)).html
     if nesting_problem(data, html, MAX_DEPTH) is not None:
         raise _BadEpubError(Drop("bad_epub"))
     try:
         tree = HTMLTree.parse(_EMPTY_ELEMENT.sub(_with_end, html))
+        if may_have_formulas(html):
+            write_formulas(tree)
         if may_have_exponents(html):
             mark_exponents(tree)
         blocks = cut_blocks(tree.body.html if tree.body is not None else "")

@@ -188,3 +188,15 @@ def test_no_file_raises(noise: bytes, place: int, length: int) -> None:
     read(noise)
     read(whole[:place] + noise[:length] + whole[place + length :])
     read(whole[:-place] + noise)
+
+
+@pytest.mark.parametrize(
+    ("body", "text"),
+    [
+        ("<p>a<![CDATA[ <b> & c ]]>d</p><p><![CDATA[e]]></p>", "a <b> & c d\n\ne"),
+        ("<p>a</p><![CDATA[ b", "a"),
+        ("<p><math><mfrac><mn>1</mn><mn>2</mn></mfrac></math> of 10<sup>5</sup></p>", "$\\frac{1}{2}$ of 10^5"),
+    ],
+)
+def test_chapters_have_sections_of_xml_and_formulas(body: str, text: str) -> None:
+    assert chapter_text(f"<html><body>{body}</body></html>".encode()) == text
