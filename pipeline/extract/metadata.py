@@ -81,8 +81,8 @@ class PageMetadata:
 
 
 _SELECTED = (
-    'title,base[href],meta[content],link[rel~="canonical"],[rel~="license"],a[href*="creativecommons.org/"],'
-    'h1,time,[itemprop],script[type="application/ld+json"]'
+    'title,base[href],meta[content],link[rel~="canonical"],[rel~="license"],a[href*="creativecommons.org/" i],'
+    'h1,time,[itemprop],script[type*="application/ld+json" i]'
 )
 _VISIBLE = (
     '[rel~="author"],a[href*="/author/"],[class*="author" i],[class*="byline" i],[class*="date" i],[class*="meta" i]'
@@ -143,14 +143,11 @@ _MODIFIED_METAS = (
     *("last-modified", "article:modified", "revised", "updated_time"),
 )
 _LICENCE_METAS = (
-    "dcterms.license",
-    "dc.rights.license",
-    "dc.license",
-    "license",
-    "dc.rights",
-    "dcterms.rights",
-    "copyright",
+    *("dcterms.license", "dcterms:license", "dct:license", "dc.rights.license", "dc.license", "dc:license"),
+    *("cc:license", "license", "dc.rights", "dc:rights", "dcterms.rights", "dcterms:rights", "dct:rights", "copyright"),
 )
+_WORKS = frozenset(("CreativeWork", "LearningResource"))
+"""Types of nodes whose licence is that of the page, besides the types of pages."""
 
 
 @dataclass(slots=True)
@@ -305,7 +302,7 @@ def _read_link(page: _Page, element: Any) -> None:
         page.canonical = page.canonical or href
     elif "license" in relations:
         page.licences.append(href)
-    elif "creativecommons.org/" in href:
+    elif "creativecommons.org/" in href.lower():
         page.cc_links.append(href)
 
 
@@ -386,15 +383,12 @@ def _language(page: _Page, main: list[Node]) -> str | None:
 def _licence(page: _Page, data: JsonLd, main: list[Node], base: str | None) -> str | None:
     """Return the licence that the page declares for itself; a link in the text counts if no other licence is linked."""
     declared: list[Any] = list(page.licences)
-    for value in _values(main, "license"):
+    works = [node for node in data.nodes if not _WORKS.isdisjoint(types_of(node))]
+    for value in _values([*main, *works], "license"):
         node = data.resolved(value)
-        declared.append(
-            next((node[key] for key in ("url", "@id", "name") if node.get(key)), None)
-            if isinstance(node, dict)
-            else node
-        )
+        declared += [node.get(key) for key in ("url", "@id", "name")] if isinstance(node, dict) else [node]
     declared += page.meta(*_LICENCE_METAS)
-    linked = {licence_name(href) for href in page.cc_links}
+    linked = {name for href in page.cc_links if (name := licence_name(href))}  # others are no licences
     names = (licence_name(value) for value in declared)
     only = linked.pop() if len(linked) == 1 else None
     in_text = (value for value in declared if isinstance(value, str) and re.match(r"\s*https?://", value))

@@ -5,8 +5,9 @@ Every function takes what a page declares, which can be anything, and returns a 
 
 import html
 import re
+from collections.abc import Collection
 from datetime import date
-from urllib.parse import urljoin, urlsplit
+from urllib.parse import unquote, urljoin, urlsplit
 
 from schemas.normalization import normalize
 
@@ -167,40 +168,57 @@ def language_code(value: object) -> str | None:
 
 # ------------------------------------------------------------------------------------------------------------- licence
 
+_PART = "(?:BY|NC|ND|SA)"
+_PARTS = re.compile(_PART)
 _CC_URL = re.compile(
-    r"creativecommons\.org/(?:licen[cs]es|publicdomain)/(by(?:-nc)?(?:-nd|-sa)?|by-nd-nc|nd|sa|nc|nc-sa|nd-nc|zero|mark)"
-    r"(?:/(\d\.\d))?(?:/(igo|[a-z]{2})\b(?!\.))?",
-    re.IGNORECASE,
+    rf"CREATIVECOMMONS\.ORG/+(?:LICEN[CS]ES|PUBLICDOMAIN)/+(ZERO|MARK|{_PART}(?:[^A-Z0-9/?#]{{1,3}}{_PART})*)"
+    r"(?=[^A-Z0-9+_-]|\Z)(?:/+(\d\.\d)(?:/+(IGO|[A-Z]{2})\b(?!\.))?)?"
 )
-_CC_TEXT = re.compile(r"\bCC[ -]?(BY(?:-NC)?(?:-ND|-SA)?|0)(?:[ -]?(?:V\.? ?)?(\d\.\d))?\b")
-_CC_NAME = re.compile(
-    r"\bCreative Commons (Attribution(?:[ -]Non-?Commercial)?(?:[ -](?:No-?Deriv(?:ative)?s|Share-?Alike))?|Zero)"
-    r"[^.;\d]{0,40}(\d\.\d)?",
-    re.IGNORECASE,
-)
+_VERSION = r"(?: ?(?:V|VERSION)?\.? ?(\d\.\d))?"
+_CC_TEXT = re.compile(rf"\b(?:CC|CREATIVE COMMONS) ?(0(?![A-Z0-9])|ZERO|BY(?: ?(?:NC|ND|SA))*)(?![A-Z]){_VERSION}")
+_CC_NAME = re.compile(r"\bCREATIVE COMMONS (?:LICEN[CS]E )?(ATTRIBUTION(?![A-Z])[^.;\d]{0,80})(\d\.\d)?")
+_NAMED_PARTS = {
+    "NC": re.compile(r"\bNON? ?COMMERCIAL|\bNC\b"),
+    "ND": re.compile(r"\bNON? ?DERIV|\bND\b"),
+    "SA": re.compile(r"\bSHARE ?ALIKE|\bSA\b"),
+}
+_FORMAT_CHARS = re.compile(r"[\u00ad\u200b-\u200f\u2060\ufeff]")
 
 
 def licence_name(value: object) -> str | None:
     """Return the SPDX-like name of a Creative Commons licence that a URL or a text names. None if it names none.
 
     The version and the jurisdiction are part of the name if they are declared: `CC-BY-SA-3.0-DE`, `CC-BY`, `CC0-1.0`.
+    The conditions NC, ND and SA count in any order and with any signs between them.
     """
     if not isinstance(value, str):
         return None
-    text = value[:MAX_VALUE_CHARS]
-    if match := _CC_URL.search(text):
-        kind, version, place = match[1].upper(), match[2], match[3]
-        stem = {"ZERO": "CC0", "MARK": "CC-PDM"}.get(kind, f"CC-{kind}")
-        place = None if stem in ("CC0", "CC-PDM") or place in ("en", "legalcode") else place
-        return "-".join(filter(None, (stem, version, place and place.upper())))
-    if match := _CC_TEXT.search(re.sub(r"(?<=[A-Z])[ -](?=[A-Z]{2}\b)", "-", text.upper())):
-        stem = "CC0" if match[1] == "0" else f"CC-{match[1]}"
-        return "-".join(filter(None, (stem, match[2])))
+    text = value[:MAX_VALUE_CHARS].upper()
+    if match := _CC_URL.search(unquote(text) if "%" in text else text):
+        kind, version, place = match.groups()
+        if kind in ("ZERO", "MARK"):
+            return _joined("CC0" if kind == "ZERO" else "CC-PDM", version)
+        return _joined(_with_parts(_PARTS.findall(kind)), version, None if place == "EN" else place)
+    # Blanks and dashes of all kinds are one blank, since editors replace them.
+    text = re.sub(r"[^A-Z0-9.;]+", " ", _FORMAT_CHARS.sub("", normalize("NFKC", text)))
+    if match := _CC_TEXT.search(text):
+        kind, version = match.groups()
+        if kind in ("0", "ZERO"):
+            return _joined("CC0", version)
+        if match[0].startswith("CC") or kind != "BY" or version:  # "Creative Commons by" is no licence
+            return _joined(_with_parts(_PARTS.findall(kind)), version)
     if match := _CC_NAME.search(text):
-        name = match[1].lower()
-        parts = ["CC", "BY", "NC" * ("commercial" in name), "ND" * ("deriv" in name), "SA" * ("alike" in name)]
-        return "-".join(filter(None, (*(parts if name != "zero" else ["CC0"]), match[2])))
+        named = [part for part, pattern in _NAMED_PARTS.items() if pattern.search(match[1])]
+        return _joined(_with_parts(["BY", *named]), match[2])
     return None
+
+
+def _with_parts(parts: Collection[str]) -> str:
+    return "-".join(("CC", *(part for part in ("BY", "NC", "ND", "SA") if part in parts)))
+
+
+def _joined(*parts: str | None) -> str:
+    return "-".join(filter(None, parts))
 
 
 # -------------------------------------------------------------------------------------------------------------- author

@@ -15,7 +15,7 @@ from pipeline.extract.metadata import (
     PageMetadata,
     read_metadata,
 )
-from pipeline.extract.metadata_values import squeezed
+from pipeline.extract.metadata_values import licence_name, squeezed
 from tests.support.gold_pages import gold_pages, missing_data
 
 URL = "https://www.example.com/blog/turbines"
@@ -320,10 +320,85 @@ CC = "https://creativecommons.org"
         (ld({"@type": "Article", "license": "https://example.org/l"}), "", "https://example.org/l"),
         ("", f'<a href="{CC}/licenses/by/2.0/">Licence</a>', "CC-BY-2.0"),
         ("", f'<a href="{CC}/licenses/by/2.0/">1</a><a href="{CC}/licenses/by-sa/2.0/">2</a>', None),
+        ("", f'<a href="{CC}/">CC</a><a href="{CC.upper()}/licenses/by/2.0/">Licence</a>', "CC-BY-2.0"),
+        ('<meta name="dc:rights" content="CC BY-NC 4.0">', "", "CC-BY-NC-4.0"),
+        (f'<meta property="dct:license" content="{CC}/licenses/by/4.0/">', "", "CC-BY-4.0"),
+        (ld({"@type": ["CreativeWork", "LearningResource"], "license": f"{CC}/licenses/by/4.0"}), "", "CC-BY-4.0"),
+        (ld({"@type": "ImageObject", "license": f"{CC}/licenses/by/4.0"}), "", None),
+        (
+            ld(
+                {"@graph": [{"@type": "WebPage", "license": {"@id": "#l"}}, {"@id": "#l", "name": "CC BY 4.0", "x": 1}]}
+            ),
+            "",
+            "CC-BY-4.0",
+        ),
+        (
+            ld({"@type": "Article", "license": f"{CC}/licenses/by/4.0"}).replace("ld+json", "ld+json; charset=utf-8"),
+            "",
+            "CC-BY-4.0",
+        ),
     ],
 )
 def test_the_licence_has_its_short_name_or_url(head, body, licence):
     assert read(head, body).declared_licence == licence
+
+
+@pytest.mark.parametrize(
+    "gap", ["-", " ", " - ", "\u2011", " \u2013 ", "\u2212", "_", "/", ", ", "\u00a0", "\u00ad-", "+", " ("]
+)
+@pytest.mark.parametrize("start", ["CC BY", "cc-by", "CC_BY", "Creative Commons BY"])
+@pytest.mark.parametrize("parts", ["NC", "NC SA", "SA NC", "ND NC", "NC ND"])
+def test_conditions_of_a_licence_count_with_any_signs_between_them(start, parts, gap):
+    expected = "CC-BY-NC" + "".join(f"-{part}" for part in parts.split() if part != "NC")
+    text = gap.join([start, *parts.split()])
+    assert licence_name(f"{text} 4.0") == f"{expected}-4.0"
+    address = f"{CC}/licenses/{gap.join(('by', *parts.lower().split()))}/4.0"
+    assert gap == "/" or licence_name(address) in (f"{expected}-4.0", None)
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        # Official titles of versions 1.0 to 4.0, and how they are written.
+        ("Attribution 4.0 International", "CC-BY-4.0"),
+        ("Attribution-ShareAlike 4.0 International", "CC-BY-SA-4.0"),
+        ("Attribution-Share Alike 3.0 Unported", "CC-BY-SA-3.0"),
+        ("Attribution-NoDerivs 2.5 Generic", "CC-BY-ND-2.5"),
+        ("Attribution-No Derivative Works 3.0 Unported", "CC-BY-ND-3.0"),
+        ("Attribution-NonCommercial-NoDerivatives 4.0", "CC-BY-NC-ND-4.0"),
+        ("Attribution-Noncommercial-No Derivative Works 3.0", "CC-BY-NC-ND-3.0"),
+        ("Attribution-Noncommercial-Share Alike 3.0 United States", "CC-BY-NC-SA-3.0"),
+        ("Attribution \u2013 Non Commercial \u2013 Share Alike 4.0", "CC-BY-NC-SA-4.0"),
+        ("Attribution\u2011NonCommercial 4.0", "CC-BY-NC-4.0"),
+        ("Attribution License (non-commercial)", "CC-BY-NC"),
+        ("Zero v1.0 Universal", "CC0-1.0"),
+        ("by Lawrence Lessig", None),
+    ],
+)
+def test_licences_are_known_by_their_titles(text, name):
+    assert licence_name(f"Creative Commons {text}") == name
+    assert licence_name(f"CREATIVE COMMONS: {text.upper()}") == name
+
+
+@pytest.mark.parametrize(
+    ("path", "name"),
+    [
+        ("licenses/by-nd-nc/1.0/", "CC-BY-NC-ND-1.0"),
+        ("licenses/nc-sa/1.0/", "CC-NC-SA-1.0"),
+        ("licenses/by-nc%2F4.0", "CC-BY-NC-4.0"),
+        ("licenses/by%2Dnc/4.0", "CC-BY-NC-4.0"),
+        ("/licenses/BY-NC/4.0/deed.de", "CC-BY-NC-4.0"),
+        ("licenses/sampling+/1.0/", None),
+        ("licenses/nc-sampling+/1.0/", None),
+    ],
+)
+def test_licences_are_known_by_their_addresses(path, name):
+    assert licence_name(f"{CC}/{path}") == name
+
+
+@pytest.mark.parametrize("text", ["CC03DDB5EF", "cc 0x10", "ACC BY design", "BCC by mail", "success by"])
+def test_other_texts_name_no_licence(text):
+    assert licence_name(text) is None
 
 
 # -------------------------------------------------------------------------------------------------------- hostile pages
