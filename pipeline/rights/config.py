@@ -5,7 +5,7 @@ from typing import Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from pipeline.rights.preferences import AGENTS, DIRECTIVES, NO_TRAINING
+from pipeline.rights.preferences import AGENT_TOKEN, AGENTS, DIRECTIVES, NO_TRAINING
 from pipeline.sources.provenance import domain_of
 from schemas.config import Section, decision, location
 
@@ -30,7 +30,8 @@ class RightsConfig(Section):
     Protocol), `content_usage` (AIPREF), `content_signal` (content signals), `robots_txt` (denied to one of `agents`)
     and `licence` (not one of `licences`)."""
     directives: tuple[str, ...] = decision(NO_TRAINING, min_length=1)
-    """Robots directives that reserve a page, such as noai, noimageai, noindex and noarchive."""
+    """Robots directives that reserve a page, such as noai, noimageai, noindex and noarchive. `none` counts as noindex
+    and nofollow, and noarchive and nocache are one."""
     dates: tuple[str, ...] = decision(())
     """Names in `robots` whose tables count for `robots_txt`, `content_usage`, `content_signal` and `tdm`. Empty:
     all."""
@@ -48,6 +49,16 @@ class RightsConfig(Section):
     def _names(cls, value: dict[str, str]) -> dict[str, str]:
         if wrong := sorted(name for name in value if not NAME.fullmatch(name)):
             raise ValueError(f"expected names of letters, digits, _ and -, got {', '.join(wrong)}. Rename them.")
+        return value
+
+    @field_validator("agents")
+    @classmethod
+    def _tokens(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        if wrong := sorted(name for name in value if not AGENT_TOKEN.fullmatch(name)):
+            raise ValueError(
+                f"expected names of agents as in robots.txt, such as CCBot, got {', '.join(map(repr, wrong))}. "
+                "Remove versions, commas and blanks."
+            )
         return value
 
     @field_validator("directives")

@@ -24,6 +24,8 @@ AGENTS = (
 """Agents by which crawlers that collect text for training identify themselves, as their operators document them."""
 ANY_AGENT = "*"
 """Agent of the groups of robots.txt for all agents that no other group names."""
+AGENT_TOKEN = re.compile(r"\*|[A-Za-z0-9_.-]{1,100}")
+"""An agent in a robots.txt; what follows it in a line, such as a version, is ignored."""
 AGENT_NAMES = frozenset(name.lower() for name in AGENTS)
 
 HEADER_FIELDS = "_rights_fields"
@@ -48,6 +50,8 @@ DIRECTIVES = frozenset(
     )
 )
 """Directives that are stored; those that permit something, such as `index`, are the default and are left out."""
+SAME_AS = {"noindex": ("none",), "nofollow": ("none",), "noarchive": ("nocache",), "nocache": ("noarchive",)}
+"""Directive → others that state it too. Sources: Google Search Central, robots meta tag; Bing Webmaster Help."""
 _WITH_VALUE = frozenset(("max-snippet", "max-image-preview", "max-video-preview", "unavailable_after"))
 """Directives that are followed by a colon and a value; any other name before a colon is an agent."""
 _WORD = re.compile(r"[a-z][a-z_-]{1,40}")

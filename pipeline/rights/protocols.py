@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 
 from pipeline.rights.config import RightsConfig
 from pipeline.rights.expressions import is_met
-from pipeline.rights.preferences import RESERVES, SIGNALS
+from pipeline.rights.preferences import RESERVES, SAME_AS, SIGNALS
 
 _VERSION = re.compile(r"-\d[\w.+-]*\Z")
 Mask = npt.NDArray[np.bool_]
@@ -55,7 +55,8 @@ def reserved(protocol: str, config: RightsConfig, batch: Batch) -> Mask:
 
 def _robots_meta(config: RightsConfig, batch: Batch) -> Mask:
     agents = ("", *(f"{agent.lower()}:" for agent in config.agents))
-    return has_any(batch, "robots_meta", {agent + name for agent in agents for name in config.directives})
+    names = {*config.directives, *(name for own in config.directives for name in SAME_AS.get(own, ()))}
+    return has_any(batch, "robots_meta", {agent + name for agent in agents for name in names})
 
 
 def _tdm(config: RightsConfig, batch: Batch) -> Mask:

@@ -5,6 +5,7 @@ draft-ietf-aipref-attach (`Content-Usage`); Cloudflare, Content Signals Policy (
 TDM Reservation Protocol (2024), `/.well-known/tdmrep.json`. A rule is compared in time linear in the path.
 """
 
+import codecs
 import json
 import re
 from collections.abc import Iterable, Iterator
@@ -12,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 from urllib.parse import quote, unquote_to_bytes
 
-from pipeline.rights.preferences import ANY_AGENT, read_usage
+from pipeline.rights.preferences import AGENT_TOKEN, ANY_AGENT, read_usage
 
 MAX_BYTES = 500 << 10
 """Number of bytes of a robots.txt that are read. Source: RFC 9309, section 2.5."""
@@ -24,10 +25,10 @@ TDM = "tdm-reservation"
 """Name of a line of the reduced form that states a reservation of tdmrep.json; no robots.txt has such a line."""
 
 _LINE_END = re.compile(rb"[\r\n]+")
-_TOKEN = re.compile(r"\*|[A-Za-z0-9_.-]{1,100}")
-_KINDS = {
+_KINDS = {  # misspelled names count, as they do for the parser that Google publishes
     **dict.fromkeys(("user-agent", "useragent", "user agent"), "agent"),
-    **{"allow": "allow", "disallow": "disallow", "content-usage": "usage", "content-signal": "usage", TDM: TDM},
+    **dict.fromkeys(("disallow", "dissallow", "dissalow", "disalow", "diasllow", "disallaw"), "disallow"),
+    **{"allow": "allow", "content-usage": "usage", "content-signal": "usage", TDM: TDM},
 }
 _SAFE = "".join(map(chr, range(33, 127))).replace("%", "")
 _ESCAPE = re.compile(r"%[0-9A-Fa-f]{2}")
@@ -127,15 +128,25 @@ def path_of(url: str) -> str:
     places = [place for sign in "/?" if (place := rest.find(sign)) >= 0]
     path = rest[min(places) :] if places else ""
     path = path if path.startswith("/") else f"/{path}"
-    return normalized(path[:MAX_PATH_CHARS])
+    return normalized(path[:MAX_PATH_CHARS].replace("*", "%2A").replace("$", "%24"))
 
 
 def normalized(text: str) -> str:
-    """Return a path or a pattern with its percent-encoding in one form. Source: RFC 9309, section 2.2.2."""
+    """Return a path or a pattern with its percent-encoding in one form. Source: RFC 9309, sections 2.2.2 and 2.2.3.
+
+    In a query, `:` and `/` are the same as `%3A` and `%2F`.
+    """
     if "%" not in text and text.isascii() and " " not in text:
         return text
     encoded = quote(text.encode("utf-8", "replace"), safe=f"{_SAFE}%")
-    return _ESCAPE.sub(_one_form, encoded)
+    path, mark, query = _ESCAPE.sub(_one_form, encoded).partition("?")
+    return path + mark + query.replace("%3A", ":").replace("%2F", "/")
+
+
+def _pattern(text: str) -> str:
+    """Return a pattern in one form: `*`, and `$` at its end, have a meaning there; any other `$` is a character."""
+    text = text if text[0] in "/*" else f"/{text}"
+    return normalized(text[:-1].replace("$", "%24") + text[-1])
 
 
 def _one_form(match: re.Match[str]) -> str:
@@ -153,7 +164,7 @@ def parse_robots(data: bytes) -> RobotsFile:
             if not is_named:
                 rules = []
             is_named = True
-            token = _TOKEN.match(value)
+            token = AGENT_TOKEN.match(value)
             groups = found.groups.setdefault(token[0].lower(), []) if token is not None else None
             if groups is not None and not (groups and groups[-1] is rules):
                 groups.append(rules)
@@ -166,23 +177,23 @@ def parse_robots(data: bytes) -> RobotsFile:
 
 def _lines(data: bytes) -> Iterator[tuple[str, str]]:
     """Yield (kind, value) of each line that has a meaning."""
-    for line in _LINE_END.split(data.removeprefix(b"\xef\xbb\xbf")):
-        name, colon, value = line.partition(b"#")[0].partition(b":")
+    for line in _LINE_END.split(data):
+        name, colon, value = line.removeprefix(codecs.BOM_UTF8).partition(b"#")[0].partition(b":")
         kind = _KINDS.get(name.strip().lower().decode("ascii", "replace")) if colon and len(name) < 64 else None
         if kind is not None:
-            yield kind, value.strip().decode("utf-8", "replace")
+            yield kind, value.decode("utf-8", "replace").strip()  # other blanks too, such as no-break spaces
 
 
 def _rule(kind: str, value: str) -> Rule | None:
     if kind in ("allow", "disallow"):
         if not value:  # an empty pattern matches nothing
             return None
-        return Rule(normalized(value if value[0] in "/*" else f"/{value}"), kind)
+        return Rule(_pattern(value), kind)
     first, _, rest = " ".join(value.split(None, 1)).partition(" ")
     if kind == TDM:
-        return Rule(normalized(rest.strip()), kind, first) if first in ("0", "1") and rest.strip() else None
+        return Rule(_pattern(rest.strip()), kind, first) if first in ("0", "1") and rest.strip() else None
     if first.startswith(("/", "*")):
-        return Rule(normalized(first), kind, rest.strip())
+        return Rule(_pattern(first), kind, rest.strip())
     return Rule("/", kind, value)
 
 
@@ -191,6 +202,7 @@ def reduce_robots(data: bytes) -> bytes:
 
     Lines that do not end in the first MAX_BYTES are left out.
     """
+    data = _as_utf8(data)
     if len(data) > MAX_BYTES:
         data = _LINE_END.split(data[:MAX_BYTES][::-1], maxsplit=1)[-1][::-1]
     agents_of: dict[int, tuple[list[str], list[Rule]]] = {}
@@ -202,6 +214,13 @@ def reduce_robots(data: bytes) -> bytes:
         lines += (f"user-agent:{agent}" for agent in agents)
         lines += map(_line_of, rules) if rules else ["disallow:"]  # ends the group of agents without a rule
     return "\n".join(lines).encode()
+
+
+def _as_utf8(data: bytes) -> bytes:
+    """Return a file that a byte-order mark declares to be UTF-16, as editors of Windows write it, in UTF-8."""
+    if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        return data[: 2 * MAX_BYTES].decode("utf-16", "replace").encode("utf-8", "replace")
+    return data
 
 
 def _line_of(rule: Rule) -> str:

@@ -91,7 +91,7 @@ def checks(config: RightsConfig, models: Mapping[str, str], cutoffs: Cutoffs) ->
 TEXTS = pa.list_(pa.field("element", pa.string()))
 RIGHTS = PerDocument(
     name="rights",
-    version=4,
+    version=5,
     config=RightsConfig,
     reads=("_payload", HEADER_FIELDS, "mime", "url"),
     adds=(*OF_PAGE, *OF_HOST),

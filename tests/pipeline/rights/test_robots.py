@@ -1,5 +1,6 @@
 """Rules of robots.txt by RFC 9309, preferences in it, and the entries of tdmrep.json."""
 
+import codecs
 import json
 import time
 
@@ -194,3 +195,50 @@ def test_a_hostile_file_takes_little_time(name: str) -> None:
     robots.denies("a", path)
     robots.usage("a", path)
     assert time.thread_time() - started < 5.0
+
+
+SHUT = "User-agent: GPTBot\nDisallow: /\n"
+
+
+@pytest.mark.parametrize(
+    "file",
+    [
+        SHUT.encode(),
+        codecs.BOM_UTF8 + SHUT.encode(),
+        b"\n" + codecs.BOM_UTF8 + SHUT.encode(),  # two files, one after the other
+        codecs.BOM_UTF16_LE + SHUT.encode("utf-16-le"),
+        codecs.BOM_UTF16_BE + SHUT.encode("utf-16-be"),
+        SHUT.replace("\n", "\r").encode(),
+        SHUT.replace("\n", "\r\n").encode(),
+        SHUT.upper().encode(),
+        SHUT.replace(": ", ":\u00a0").encode(),
+        *(SHUT.replace("Disallow", name).encode() for name in ("Dissallow", "disalow", "Diasllow", "DISALLAW")),
+        SHUT.replace("GPTBot", "GPTBot/1.1 (+https://openai.com/gptbot)").encode(),
+        SHUT.replace("Dis", "Sitemap: https://a.example/s.xml\nDis").encode(),
+    ],
+)
+def test_every_writing_of_a_rule_denies(file: bytes) -> None:
+    assert parse_robots(reduce_robots(file)).denies("GPTBot", "/page")
+
+
+@pytest.mark.parametrize(
+    ("rule", "url"),
+    [
+        ("/path/file-with-a-%2A.html", "/path/file-with-a-*.html"),  # the first two are those of RFC 9309, 2.2.3
+        ("/path/foo-%24", "/path/foo-$"),
+        ("/foo/bar?baz=https://foo.bar", "/foo/bar?baz=https%3A%2F%2Ffoo.bar"),  # 2.2.2
+        ("/foo/bar?baz=https%3A%2F%2Ffoo.bar", "/foo/bar?baz=https://foo.bar"),
+        ("/a$b", "/a%24b"),
+        ("/a$b", "/a$b"),
+        ("/*?u=http:", "/x?u=http%3a//y"),
+    ],
+)
+def test_encoded_and_plain_characters_of_a_path_are_the_same(rule: str, url: str) -> None:
+    robots = parse_robots(reduce_robots(f"User-agent: *\nDisallow: {rule}".encode()))
+    assert robots.denies("GPTBot", path_of(f"https://a.example{url}"))
+
+
+@pytest.mark.parametrize(("rule", "url"), [("/a%2Fb", "/a/b"), ("/a%24", "/a"), ("/a%2A", "/ab"), ("/a$b", "/ab")])
+def test_encoded_separators_and_signs_have_no_meaning(rule: str, url: str) -> None:
+    robots = parse_robots(reduce_robots(f"User-agent: *\nDisallow: {rule}".encode()))
+    assert not robots.denies("GPTBot", path_of(f"https://a.example{url}"))

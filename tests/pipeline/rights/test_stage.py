@@ -99,6 +99,10 @@ def decide(protocol: str, row: dict[str, Any], **settings: Any) -> bool:
         ("robots_meta", {"robots_meta": ["noai"]}, {}, True),
         ("robots_meta", {"robots_meta": ["noimageai", "noindex"]}, {}, False),
         ("robots_meta", {"robots_meta": ["noindex"]}, {"directives": ["noindex"]}, True),
+        ("robots_meta", {"robots_meta": ["none"]}, {"directives": ["noindex"]}, True),
+        ("robots_meta", {"robots_meta": ["gptbot:none"]}, {"directives": ["nofollow"]}, True),
+        ("robots_meta", {"robots_meta": ["nocache"]}, {"directives": ["noarchive"]}, True),
+        ("robots_meta", {"robots_meta": ["noindex"]}, {"directives": ["none"]}, False),
         ("robots_meta", {"robots_meta": ["gptbot:noai"]}, {}, True),
         ("robots_meta", {"robots_meta": ["otherbot:noai"]}, {}, False),
         ("robots_meta", {"robots_meta": ["otherbot:noai"]}, {"agents": ["OtherBot"]}, True),
@@ -160,6 +164,8 @@ def test_only_respected_protocols_drop() -> None:
         ({"unlicensed": "drop"}, "unlicensed: expected rights.licences with it"),
         ({"directives": ["noway"]}, "expected directives of the list"),
         ({"robots": {"a/b": "x"}}, "expected names of letters"),
+        ({"agents": ["GPTBot/1.1"]}, "expected names of agents as in robots.txt, such as CCBot, got 'GPTBot/1.1'"),
+        ({"agents": ["CCBot, GPTBot"]}, "expected names of agents"),
     ],
 )
 def test_settings_without_an_effect_are_refused(settings: dict[str, Any], message: str) -> None:
