@@ -8,8 +8,11 @@ binary search.
 import io
 import json
 import re
+import unicodedata
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +22,7 @@ import pyarrow as pa
 
 from pipeline.decontaminate.config import DEFAULT_FIELDS, DecontaminateConfig
 from pipeline.text.spacy_tokens import UNSPACED
-from pipeline.text.words import Codes, Ints, normal_words, powers, word_keys
+from pipeline.text.words import DIGIT_SEPARATORS, PUNCTUATION, Codes, Ints, normal_words, powers, word_keys
 from schemas.config import suggest_name
 from schemas.errors import ConfigError
 from schemas.ids import canonical_json, digest_of, file_sha256
@@ -92,6 +95,34 @@ def _strings(value: Any) -> Iterator[str]:
 # n-grams and a corpus of 10^12 words, 0.5 false hits are expected in the whole corpus.
 
 _UNSPACED = re.compile(f"[{UNSPACED}]")
+_SIGN_RANGES = (range(0x80, 0x2E80), range(0x3001, 0x3100), range(0xA000, 0x20000))
+"""Code points among which the signs are; the symbols between them are parts and squares of ideographs."""
+
+
+@cache
+def _signs() -> tuple[frozenset[str], dict[int, str]]:
+    """Return the signs that `normal_words` takes for letters, and their replacements.
+
+    These are punctuation that is not in PUNCTUATION, such as \u2018, U+2011 and \u2022, symbols, and characters
+    without a width.
+    """
+    known = frozenset(PUNCTUATION + DIGIT_SEPARATORS)
+    chars = map(chr, chain.from_iterable(_SIGN_RANGES))
+    kinds = {char: unicodedata.category(char) for char in chars if char not in known}
+    table = {ord(char): "" if kind == "Cf" else " " for char, kind in kinds.items() if kind[0] in "PS" or kind == "Cf"}
+    return frozenset(map(chr, table)), table
+
+
+def has_signs(text: str) -> bool:
+    """Return True if the words of a text are not those that `normal_words` returns."""
+    return not text.isascii() and not _signs()[0].isdisjoint(text)
+
+
+def plain_words(text: str) -> list[str]:
+    """Return the `normal_words` of a text without any sign: copies of a text differ in quotes, dashes and bullets."""
+    return normal_words(text.translate(_signs()[1]) if has_signs(text) else text)
+
+
 NON_WHITESPACE = re.compile(r"\S+")
 TOKEN = re.compile(rf"[{UNSPACED}]|[^\s{UNSPACED}]+")
 """A token, the smallest unit that is cut: a character of a script that does not separate words, or a run of other
@@ -121,13 +152,13 @@ def has_unspaced(text: str) -> bool:
 
 def is_unspaced(text: str) -> bool:
     """Return True if most characters of the text's words belong to scripts that do not separate words."""
-    letters = "".join(normal_words(text))
+    letters = "".join(plain_words(text))
     return has_unspaced(letters) and 2 * len(_UNSPACED.findall(letters)) > len(letters)
 
 
 def character_keys(text: str) -> Codes:
     """Return a key for each character of the text's normalized words: the key of a word of this one character."""
-    letters = "".join(normal_words(text)).encode("utf-32-le", "surrogatepass")
+    letters = "".join(plain_words(text)).encode("utf-32-le", "surrogatepass")
     points, places = np.unique(np.frombuffer(letters, "<u4"), return_inverse=True)
     return word_keys(map(chr, points.tolist()))[places]
 
@@ -140,7 +171,7 @@ def located_words(text: str) -> tuple[Codes, Ints]:
     words: list[str] = []
     spans: list[tuple[int, int]] = []
     for match in NON_WHITESPACE.finditer(text):
-        piece_words = normal_words(match.group())
+        piece_words = plain_words(match.group())
         words += piece_words
         spans += [match.span()] * len(piece_words)
     return word_keys(words), np.array(spans, np.int64).reshape(-1, 2).T
@@ -154,8 +185,8 @@ def located_characters(text: str) -> tuple[Codes, Ints]:
     """
     spans: list[tuple[int, int]] = []
     for match in NON_WHITESPACE.finditer(text):
-        whole = "".join(normal_words(match.group()))
-        tokens = [(token.span(), "".join(normal_words(token.group()))) for token in TOKEN.finditer(text, *match.span())]
+        whole = "".join(plain_words(match.group()))
+        tokens = [(token.span(), "".join(plain_words(token.group()))) for token in TOKEN.finditer(text, *match.span())]
         if "".join(letters for _, letters in tokens) != whole:
             tokens = [(match.span(), whole)]
         for span, letters in tokens:
@@ -163,7 +194,7 @@ def located_characters(text: str) -> tuple[Codes, Ints]:
     return character_keys(text), np.array(spans, np.int64).reshape(-1, 2).T
 
 
-FORMAT = 2
+FORMAT = 3
 FILE, SET, IGNORED = "index", "set_", "ignored"
 """Names of the stage's files: the compiled index, an evaluation set (followed by the set's name), and the ignored
 text."""
@@ -189,7 +220,7 @@ class _Collected:
             kind, keys = CHARACTERS, character_keys(text)
             size, least = self.config.ngram_chars, self.config.min_item_chars
         else:
-            kind, keys = WORDS, word_keys(normal_words(text))
+            kind, keys = WORDS, word_keys(plain_words(text))
             size, least = self.config.ngram, self.config.min_item_words
         size = min(size, max(len(keys), least))
         if len(keys) >= size:
@@ -277,7 +308,7 @@ def _ignored(config: DecontaminateConfig, path: str, sizes: Mapping[str, Iterabl
     hashes = [np.zeros(0, np.uint64)]
     for _, texts in read_items(path, "decontaminate.ignored"):
         for text in texts:
-            for kind, keys in ((WORDS, word_keys(normal_words(text))), (CHARACTERS, character_keys(text))):
+            for kind, keys in ((WORDS, word_keys(plain_words(text))), (CHARACTERS, character_keys(text))):
                 hashes += [ngrams(prefix_sums(keys), size) for size in sizes[kind]]
     return np.unique(np.concatenate(hashes))
 

@@ -17,10 +17,12 @@ from pipeline.decontaminate.index import (
     TOKEN,
     WORDS,
     character_keys,
+    has_signs,
     has_unspaced,
     located_characters,
     located_words,
     ngrams,
+    plain_words,
     prefix_sums,
 )
 from pipeline.engine.stage import Row
@@ -124,6 +126,7 @@ class Index:
 
         `words` are the keys of the text's normalized words.
         """
+        words = word_keys(plain_words(text)) if has_signs(text) else words
         matches = [(self.runs(words, WORDS), len(words))]
         if self.header[CHARACTERS] and has_unspaced(text):
             keys = character_keys(text)

@@ -163,7 +163,7 @@ def checks(config: DecontaminateConfig, models: Mapping[str, str], cutoffs: Cuto
 
 DECONTAMINATE = PerDocument(
     name="decontaminate",
-    version=3,
+    version=4,
     config=DecontaminateConfig,
     reads=("text", "cuts", "_body", "_words"),
     adds=("contamination", "contaminated_share", "contaminated_pieces", "canaries"),

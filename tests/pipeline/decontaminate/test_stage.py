@@ -87,6 +87,39 @@ def test_case_numbers_punctuation_and_accents_make_no_difference(tmp_path: Path,
     assert bool(measured(config, tmp_path, f"{BEFORE}. {text} {AFTER}")[0]["contamination"]) is matches
 
 
+QUOTED = "The old 'well-known' sign said: no-one, not even dogs, may enter here after nine o'clock"
+WRITINGS = {
+    "quotes": QUOTED.replace("'", "\u2018"),
+    "primes": QUOTED.replace("'", "\u2032"),
+    "low quotes": QUOTED.replace("'", "\u201a"),
+    "angles": QUOTED.replace("'well", "\u2039well").replace("known'", "known\u203a"),
+    **{f"dash {code:x}": QUOTED.replace("-", chr(code)) for code in (0x2010, 0x2011, 0x2012, 0x2015, 0x2212, 0xFE63)},
+    **{f"bullet {code:x}": QUOTED.replace(", ", f" {chr(code)} ") for code in (0x2022, 0x25E6, 0xB7, 0x2192, 0x1F600)},
+    "emoji at a word": QUOTED.replace(",", "\U0001f44d\U0001f3fd\ufe0f"),
+    "trade mark": QUOTED.replace("sign", "sign\u2122"),
+    **{f"inside {code:x}": QUOTED.replace("ld", f"l{chr(code)}d") for code in (0xAD, 0x200B, 0x200C, 0x2060, 0xFEFF)},
+    "between": QUOTED.replace(" ", "\u200b \u200b"),
+    "danda": QUOTED + "\u0964",
+}
+
+
+@pytest.mark.parametrize("writing", WRITINGS.values(), ids=WRITINGS)
+def test_a_short_text_is_found_whole_with_other_signs(tmp_path: Path, writing: str) -> None:
+    plain = {"question": QUOTED}, QUOTED
+    for (item, _), text in (((plain[0], 0), writing), (({"question": writing}, 0), QUOTED)):
+        config = settings(tmp_path, item, ngram=18, min_item_words=18)
+        row = measured(config, tmp_path, f"{BEFORE}. {text} {AFTER}")[0]
+        assert row["contamination"] == {"exam": 1}, text
+
+
+@pytest.mark.parametrize("sign", ["\u2018", "\u2011", "\u200b", "\U0001f600"])
+def test_text_with_other_signs_is_cut(tmp_path: Path, sign: str) -> None:
+    config = settings(tmp_path, {"question": QUOTED}, ngram=18, action="cut", cut_margin=0, min_piece_chars=0)
+    text = QUOTED.replace(" dogs", f"{sign} dogs")
+    row = measured(config, tmp_path, f"{BEFORE}.\n{text}\n{AFTER}")[0]
+    assert row["_body"] == f"{BEFORE}.\n{AFTER}"
+
+
 @pytest.mark.parametrize("words", [7, 8, 12])
 def test_a_short_text_is_matched_whole_if_it_has_the_words(tmp_path: Path, words: int) -> None:
     config = settings(tmp_path, {"question": " ".join(ITEM[:words])}, {"question": " ".join(ITEM)})
