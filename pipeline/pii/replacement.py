@@ -8,7 +8,9 @@ import hashlib
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from ipaddress import IPv6Address
 from typing import Literal
+from unicodedata import decimal
 
 from pipeline.pii.candidates import plain_value
 from schemas.normalization import normalize
@@ -105,18 +107,37 @@ BY_TYPE = Replacement()
 """The default: the placeholder of the type, such as `<EMAIL>`."""
 
 
+_SIGNS_OF_NAMES = str.maketrans("\u2019\u2018\u02bc\u2010\u2011\u2013", "'''---")
+"""Apostrophes and hyphens as they are in names → those of ASCII."""
+
+
 def normalized(kind: str, value: str) -> str:
-    """Return the form of a value that does not depend on how it is written: case, blanks, separators and escapes."""
+    """Return the form of a value that does not depend on how it is written: case, blanks, separators and escapes.
+
+    The prefix 00 of a telephone number is `+`, and a 0 in parentheses after the code of a country is left out.
+    """
     value = plain_value(value)
     folded = normalize("NFKC", value).casefold()
     if kind in ("person", "location", "organisation"):
-        return " ".join(folded.split())
-    if kind in ("email", "ip"):
+        return " ".join(folded.translate(_SIGNS_OF_NAMES).split())
+    if kind == "email":
         return folded
+    if kind == "ip":
+        return _address(folded)
     if kind == "secret":
         return value
-    kept = "".join(filter(str.isalnum, folded))
-    return f"+{kept}" if kind == "phone" and "+" in folded[:2] else kept
+    is_abroad = kind == "phone" and folded.lstrip("( ").startswith(("+", "00"))
+    kept = filter(str.isalnum, folded.replace("(0)", "") if is_abroad else folded)
+    plain = "".join(str(decimal(char)) if char.isdecimal() else char for char in kept)
+    return f"+{plain.removeprefix('00')}" if is_abroad else plain
+
+
+def _address(text: str) -> str:
+    """Return an IPv6 address in its shortest form, and other text as it is."""
+    try:
+        return IPv6Address(text.strip("[]")).compressed
+    except ValueError:
+        return text
 
 
 def surrogate(kind: str, value: str, language: str | None, digest: bytes) -> str | None:

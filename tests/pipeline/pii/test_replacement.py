@@ -152,3 +152,31 @@ def test_the_key_is_recorded_by_a_commitment_and_never_by_its_digest(tmp_path: P
     path.write_text("correct horse battery staple, and several more words")
     with pytest.raises(ConfigError, match="got a text"):
         models_of_stage(PII, config, ModelsConfig(offline=True))
+
+
+SPELLINGS = {
+    "phone": (
+        *("+49 30 1234567", "0049 30 1234567", "+49 (0)30 1234567", "+49 (30) 1234567", "(+49) 30-123-45-67"),
+        *(
+            "+49\u00a030\u00a01234567",
+            "%2B49301234567",
+            "\uff0b49 30 1234567",
+            "+\u0664\u0669 30 1234567",
+            "00 49 30/1234567",
+        ),
+    ),
+    "person": ("Anna O'Neill-Ros\u00e9", "ANNA O\u2019NEILL-ROS\u00c9", "Anna\nO\u02bcNeill\u2011Rose\u0301"),
+    "ip": ("2001:db8::1", "2001:DB8::1", "2001:0db8:0:0:0:0:0:1"),
+    "email": ("Ana@Example.com", "ana%40example.com", "\uff41na@example.com"),
+    "credit_card": ("4111 1111 1111 1111", "4111-1111-1111-1111", "\uff14111111111111111"),
+}
+
+
+@pytest.mark.parametrize("kind", SPELLINGS)
+def test_every_spelling_of_a_value_has_one_pseudonym(kind: str) -> None:
+    assert len({PSEUDONYMS.of(kind, value) for value in SPELLINGS[kind]}) == 1
+
+
+def test_other_numbers_have_other_pseudonyms() -> None:
+    values = ("+49 30 1234567", "030 1234567", "+49 300 1234567", "+4 930 1234567 8", "49 30 1234567")
+    assert len({PSEUDONYMS.of("phone", value) for value in values}) == len(values)
