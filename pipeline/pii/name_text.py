@@ -24,6 +24,12 @@ _CAPITAL = rf"\p{{Lu}}[\p{{Lu}}\p{{M}}]*+(?:['’-]\p{{Lu}}[\p{{Lu}}\p{{M}}]*+)*
 _CAPITALS = regex.compile(
     rf"(?<![{CASED}\p{{N}}_@./-])(?<!\p{{Lu}}['’]){_CAPITAL}(?: {_CAPITAL}){{1,60}}+(?!@|\.\p{{L}})"
 )
+_SIGN_OF_NAME = regex.compile(
+    rf"(?<![\w.@/-])_(?=\p{{Lu}}[{CASED} .'’-]{{0,80}}+_(?![\w@]))|(?<=[{CASED}.])_(?![\w@])"
+    rf"|(?<=[{CASED}])(?:\p{{No}}++|\[[0-9]{{1,3}}\])|[|~•→†‡\p{{So}}]"
+    rf"|(?<=[{CASED}\p{{N}}])([,;])(?=\p{{Lu}})"
+)
+"""Signs beside a name that a pipeline takes for a part of it."""
 _LAST_IN_CAPITALS = regex.compile(rf"(?<![{CASED}])(\p{{Lu}}\p{{Ll}}++) (\p{{Lu}}{{3,}}+)(?![{CASED}\p{{N}}_@])")
 _PARTICLE_WORDS = """
     de da do dos del della di du la le van von der den ter bin ibn ben al el zu
@@ -76,12 +82,17 @@ def as_usually_written(text: str) -> str:
     """Return a text with even blanks as a pipeline reads it best: names in capitals get small letters.
 
     Of other words in capitals beside such a name, all letters become small. A name of several words beside letters of
-    a script without capitals is separated from them.
+    a script without capitals is separated from them. Underscores around a name, bars, symbols and signs of notes are
+    blanks, and a blank is after each comma.
     """
-    text = _CAPITALS.sub(_in_small_letters, text)
+    text = _CAPITALS.sub(_in_small_letters, _SIGN_OF_NAME.sub(_blank, text))
     text = _LAST_IN_CAPITALS.sub(lambda at: f"{at[1]} {at[2].title()}" if at[1].lower() in FIRST_NAMES else at[0], text)
     text = _BESIDE.sub(r" \g<0> ", text)
     return text
+
+
+def _blank(sign: regex.Match[str]) -> str:
+    return f"{sign[1]} " if sign[1] else " "
 
 
 def _joined(broken: regex.Match[str]) -> str:

@@ -99,7 +99,9 @@ CASED = r"\p{Lu}\p{Ll}\p{Lt}\p{Lm}\p{M}"
 """Letters of scripts with capitals, for a set of a pattern. Letters of other scripts may be beside a name."""
 _WORD = rf"\p{{Lu}}(?:\.|[{CASED}]*+(?:['’-][{CASED}]++)*+)"
 _SMALL = r"(?:(?:de|da|do|dos|del|della|di|du|la|le|van|von|der|den|ter|bin|ibn|ben|al|el|y|zu)[ ]){0,2}+"
-_NAME = regex.compile(rf"(?<![{CASED}\p{{N}}_@./-]){_WORD}(?:[ ]{_SMALL}{_WORD}){{0,4}}+(?![\p{{N}}_@]|\.\p{{L}})")
+_NAME = regex.compile(
+    rf"(?<![{CASED}\p{{N}}_@./-]){_WORD}(?:[ ]{_SMALL}{_WORD}){{0,4}}+(?![\p{{Nd}}\p{{Nl}}_@]|\.\p{{L}})"
+)
 # Not the words of addresses, which often have the name of their owner.
 _SMALL_WORD = regex.compile(r"(?<![\p{L}\p{N}_@./-])\p{Ll}{2,}+(?![\p{L}\p{N}_@/-]|\.\p{L})")
 _HAN = regex.compile(r"\p{Han}")

@@ -36,7 +36,7 @@ MAX_NAMES = 1_000
 """Maximum number of distinct names of a document; later ones are not replaced."""
 MIN_LAST_NAME = 3
 """Minimum length of a last name that counts alone [characters]."""
-_WORD = regex.compile(rf"[{CASED}\p{{N}}]++")
+_WORD = regex.compile(rf"[{CASED}\p{{Nd}}\p{{Nl}}]++")
 _ASCII_WORD = re.compile("[^\\W_]++", re.ASCII)
 
 NameSpan = tuple[int, int, str, float]

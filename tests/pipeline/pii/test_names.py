@@ -227,6 +227,39 @@ def test_a_name_in_an_unusual_form_is_replaced(tmp_path: Path, name: str) -> Non
     assert row["text"].replace("王", "") == "We met <PERSON> today. <PERSON> left."
 
 
+@pytest.mark.parametrize(
+    "form",
+    [
+        *("_{}_", "*{}*", "**{}**", "|{}|", "{}\u00b9", "{}\u00b2,", "{}\u00b9\u00b2", "{}\u2020", "{}[1]", "\u2022{}"),
+        *(
+            "\U0001f600{}\U0001f600",
+            "\u2192{}",
+            "({})",
+            "\u201c{}\u201d",
+            "\u00ab{}\u00bb",
+            "{}'s",
+            "{}\u2019s",
+            "#{}",
+            "{}\u2122",
+            "12,{},x",
+            "\U0001f1e9\U0001f1ea{}",
+            "~{}",
+        ),
+    ],
+)
+@pytest.mark.parametrize("name", ["Ana Lopez", "ANA LOPEZ"])
+def test_a_name_beside_signs_is_replaced(tmp_path: Path, name: str, form: str) -> None:
+    config = PiiConfig(types=(), ner_models={"en": pipeline_of(tmp_path, "en", Ana_Lopez="PERSON")})
+    row = {"text": f"We met {form.format(name)} today.", "title": None, "url": None, "language": "en"}
+    make_pii(config, model_files(config))(row)
+    assert row["text"] == f"We met {form.format('<PERSON>')} today."
+
+
+def test_underscores_and_digits_of_words_stay() -> None:
+    text = "a_Name my_Paul x_y Chapter1 Foo.Bar_baz [1] x2"
+    assert as_usually_written(text) == text
+
+
 def test_a_longer_document_has_more_windows(tmp_path: Path) -> None:
     path = pipeline_of(tmp_path, "en", Ana_Lopez="PERSON", Eva_Braun="PERSON")
     finder = NameFinder({"en": path}, ("person",), 1)
