@@ -19,6 +19,7 @@ from pydantic import Field, model_validator
 from pipeline.engine.stage import EVERY, Check, Cutoffs, Drop, PerDocument, Row, RowFunction
 from pipeline.extract import native
 from pipeline.extract.charset import DECODED, PLAIN_TEXT, decode
+from pipeline.text.fasttext_input import readable
 from schemas.config import Section, decision, location, suggest_name
 from schemas.errors import ConfigError
 
@@ -190,7 +191,7 @@ def text_between_tags_in_python(page: str) -> str:
 
 def _most_probable(model: Any, text: str) -> Counter[str]:
     """Return the probability of the most probable languages of a text, by code."""
-    labels, scores = model.predict([" ".join(text.split())], k=EARLY_LABELS)
+    labels, scores = model.predict([readable(" ".join(text.split()))], k=EARLY_LABELS)
     codes = (label.removeprefix(LABEL_PREFIX) for label in labels[0])
     return Counter(dict(zip(codes, map(float, scores[0]), strict=True)))
 
@@ -231,7 +232,7 @@ def _excerpt_starts(text: str, count: int, size: int) -> list[int]:
 
 
 def _sure_languages(model: Any, text: str, starts: Sequence[int], config: LanguageConfig) -> list[str]:
-    labels, scores = model.predict([text[start : start + config.excerpt_chars] for start in starts])
+    labels, scores = model.predict([readable(text[start : start + config.excerpt_chars]) for start in starts])
     sure = config.min_excerpt_score
     return [label[0].removeprefix(LABEL_PREFIX) for label, score in zip(labels, scores) if score[0] >= sure]
 
@@ -264,7 +265,7 @@ def known_languages(path: str) -> set[str]:
 
 def predict(model: Any, text: str) -> tuple[str, float]:
     """Return the most probable language of a text and its probability in 0..1, rounded to float32."""
-    labels, scores = model.predict([text.replace("\n", " ")])  # A bare string fails on numpy 2.
+    labels, scores = model.predict([readable(text.replace("\n", " "))])  # A bare string fails on numpy 2.
     return labels[0][0].removeprefix(LABEL_PREFIX), float(np.float32(min(scores[0][0], 1.0)))
 
 
@@ -284,7 +285,7 @@ def _models(config: LanguageConfig) -> dict[str, str]:
 
 LANGUAGE = PerDocument(
     name="language",
-    version=3,
+    version=4,
     config=LanguageConfig,
     reads=("text",),
     adds=("language", "language_score", "language_share", "second_language"),

@@ -12,6 +12,7 @@ from typing import IO, Any
 
 import numpy as np
 
+from pipeline.text.fasttext_input import readable
 from schemas.config import suggest_name
 from schemas.errors import ConfigError, ContractError
 
@@ -21,8 +22,8 @@ PREFIX = "__label__"
 
 
 def one_line(text: str) -> str:
-    """Return the text as one line of fastText's input format, without the prefix that marks labels."""
-    return " ".join(text.split()).replace(PREFIX, "label ")
+    """Return the text as one line of fastText's input format, without the marks of labels and of its end."""
+    return readable(" ".join(text.split()).replace(PREFIX, "label "))
 
 
 def write_example(stream: IO[bytes], text: str, good: bool) -> None:

@@ -176,7 +176,7 @@ def classifier_models(config: ClassifierConfig) -> dict[str, str]:
 
 CLASSIFIER = PerDocument(
     name="classifier",
-    version=3,
+    version=4,
     config=ClassifierConfig,
     reads=("_body", "language"),
     adds=(SCORES,),

@@ -11,6 +11,7 @@ from pydantic import field_validator, model_validator
 
 from pipeline.classifier.linear import is_arrow
 from pipeline.engine.stage import EVERY, Check, Cutoffs, PerDocument, Row, RowFunction
+from pipeline.text.fasttext_input import readable
 from pipeline.text.spans import Span, complement, map_visible_spans
 from pipeline.toxicity.model import ToxicityModel, load_toxicity
 from pipeline.toxicity.sentences import sentence_spans
@@ -158,7 +159,7 @@ def load_fasttext_score(path: str, label: str) -> Callable[[str], float]:
 
     def score(text: str) -> float:
         # predict() requires a single line; k=-1 returns every label.
-        names, values = model.predict([" ".join(text.split())], k=-1)
+        names, values = model.predict([readable(" ".join(text.split()))], k=-1)
         value = float(dict(zip(names[0], values[0])).get(label, 0.0))
         if not 0.0 <= value <= 1.001:  # fastText's float sums reach 1.00001.
             raise ContractError(
@@ -312,7 +313,7 @@ def checks(config: ToxicityConfig, models: Mapping[str, str], cutoffs: Cutoffs) 
 
 TOXICITY = PerDocument(
     name="toxicity",
-    version=5,
+    version=6,
     config=ToxicityConfig,
     reads=("text", "cuts", "_body", "_words", "language"),
     adds=(

@@ -390,3 +390,12 @@ def test_early_drops_of_saved_pages(
                     counts.update(others=1, early=is_early)
     assert counts["lost"] <= lost + 1
     assert [counts[name] for name in ("kept", "others", "early")] == pytest.approx([kept, others, early], rel=0.02)
+
+
+@pytest.mark.parametrize("mark", ["</s>", "<s> </s>", "</s></s>", "\n</s>\n"])
+def test_the_language_is_that_of_the_text_after_a_mark_of_an_end(lid: str, mark: str) -> None:
+    model = load_model(lid)
+    assert predict(model, f"{mark} {GERMAN}")[0] == "de"
+    assert predict(model, f"{ENGLISH} {mark} {GERMAN * 9}")[0] == "de"
+    text = " ".join([f"{mark} {GERMAN}"] * 20)
+    assert mixture(model, text, "de", LanguageConfig()) == (1.0, None)

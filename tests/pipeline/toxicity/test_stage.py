@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
+from pipeline.classifier.fasttext import load_fasttext
 from pipeline.engine.rules import evaluate_row
 from pipeline.toxicity.model import LABELS, ToxicityModel, ngram_buckets, save_toxicity
 from pipeline.toxicity.stage import (
@@ -99,6 +100,14 @@ def test_the_classifier_scores_and_drops(classifier: str) -> None:
     assert 0 <= row["toxicity_score"] < 0.1
     assert run("nasty", None, **settings)[1] is None  # without a limit it only measures
     assert run("nasty", None, **settings, max_score=1)[1] is None  # a maximum is inclusive to keep
+
+
+@pytest.mark.parametrize("mark", ["</s>", "\n</s>\n", "x </s> </s>", "__label__fine </s>"])
+def test_what_follows_a_mark_of_an_end_is_scored_too(classifier: str, mark: str) -> None:
+    toxic = load_fasttext_score(classifier, "__label__toxic")
+    assert toxic(f"{mark} nasty nasty nasty") > 0.9
+    good = load_fasttext(classifier, "__label__fine", "classifier.models.x")
+    assert good(f"{mark} nasty nasty nasty") < 0.1
 
 
 def test_a_label_the_model_lacks_is_named(classifier: str) -> None:
