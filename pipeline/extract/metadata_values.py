@@ -90,6 +90,10 @@ _MONTHS = {
     )
     for name in names.split()
 }
+_PLAIN_SIGNS = str.maketrans(
+    "".join(map(chr, [*range(0xFF10, 0xFF1A), *range(0x2010, 0x2014), 0x2212, 0xFF0F, 0xFF0E])), "0123456789-----/."
+)
+"""Full-width digits and separators, and dashes → those of ASCII."""
 _ISO = re.compile(r"(?<!\d)((?:19|20)\d\d)([-/.]?)([01]?\d)\2([0-3]?\d)(?!\d)")
 _COMPACT = re.compile(r"(?<!\d)((?:19|20)\d\d)([01]\d)([0-3]\d)(?:[T ]?[0-2]\d[0-5]\d(?:[0-5]\d)?Z?)?(?!\d)")
 _CJK = re.compile(r"((?:19|20)\d\d) ?[年년] ?([01]?\d) ?[月월] ?([0-3]?\d) ?[日일]")
@@ -110,6 +114,8 @@ def parse_date(value: object) -> date | None:
     if not isinstance(value, str) or not any(character.isdigit() for character in value[:200]):
         return None
     text = value[:200]
+    if not text.isascii():
+        text = normalize("NFC", " ".join(text.split())).translate(_PLAIN_SIGNS)
     if match := _ISO.search(text) or _COMPACT.search(text) or _CJK.search(text):
         groups = match.groups()
         return _day(groups[0], groups[-2], groups[-1])

@@ -15,7 +15,7 @@ from pipeline.extract.metadata import (
     PageMetadata,
     read_metadata,
 )
-from pipeline.extract.metadata_values import licence_name, squeezed
+from pipeline.extract.metadata_values import licence_name, parse_date, squeezed
 from tests.support.gold_pages import gold_pages, missing_data
 
 URL = "https://www.example.com/blog/turbines"
@@ -273,6 +273,26 @@ def test_the_description_is_one_line():
 )
 def test_the_language_is_a_primary_subtag(attributes, head, language):
     assert read(head, html_attributes=attributes).declared_language == language
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("17\u00a0May\u00a02024", "17.\u202fMai 2024", "May\u200917, 2024", "17 Mai 2024", "17 MAI 2024"),
+        *("2024\u201305\u201317", "2024\u201105\u201117", "2024\u221205\u221217", "17\u201005\u20102024"),
+        *(
+            "\uff12\uff10\uff12\uff14\u5e74\uff15\u6708\uff11\uff17\u65e5",
+            "\uff12\uff10\uff12\uff14\uff0f05\uff0f17",
+            "2024\u5e74\u30005\u6708\u300017\u65e5",
+        ),
+    ],
+)
+def test_dates_with_other_blanks_dashes_and_digits(text):
+    assert parse_date(text) == date(2024, 5, 17)
+
+
+def test_months_may_be_decomposed():
+    assert parse_date("17 Ma\u0308rz 2024") == date(2024, 3, 17)
 
 
 # ---------------------------------------------------------------------------------------------------- kind and licence
