@@ -12,6 +12,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from pipeline.extract.metadata_values import licence_name
 from pipeline.rights.config import RightsConfig
 from pipeline.rights.expressions import is_met
 from pipeline.rights.preferences import RESERVES, SAME_AS, SIGNALS
@@ -96,10 +97,17 @@ def _licence(config: RightsConfig, batch: Batch) -> Mask:
 def is_allowed(licence: str, allowed: Collection[str]) -> bool:
     """Return True if a licence is one of the allowed ones or a version of one: CC-BY-4.0 of CC-BY, not CC-BY-SA.
 
-    Of an expression, such as `MIT AND CC-BY-4.0`, one alternative has to be allowed with all that apply together.
+    Of an expression, such as `MIT AND CC-BY-4.0`, one alternative has to be allowed with all that apply together. The
+    address of a licence of Creative Commons, as arXiv has it, is its name.
     """
-    stems = [own.upper() for own in allowed]
+    stems = [_named(own).upper() for own in allowed]
+    licence = _named(licence)
     return licence.upper() in stems or is_met(licence.upper(), lambda name: _is_version(name, stems))
+
+
+def _named(licence: str) -> str:
+    is_address = licence.lower().startswith(("https://", "http://"))
+    return (licence_name(licence) if is_address else None) or licence
 
 
 def _is_version(name: str, stems: Collection[str]) -> bool:

@@ -192,6 +192,13 @@ def test_a_version_is_allowed_by_its_licence() -> None:
         ("CC-BY-4.0, except the photos", ("CC-BY",), False),
         ("CC-BY-4.0 for the text", ("CC-BY",), False),
         ("Public domain", ("public domain",), True),
+        ("http://creativecommons.org/licenses/by/4.0/", ("CC-BY-4.0",), True),
+        ("http://creativecommons.org/licenses/by/4.0/", ("CC-BY",), True),
+        ("http://creativecommons.org/licenses/by-nc-sa/4.0/", ("CC-BY",), False),
+        ("http://creativecommons.org/publicdomain/zero/1.0/", ("CC0-1.0",), True),
+        ("http://arxiv.org/licenses/nonexclusive-distrib/1.0/", ("CC-BY",), False),
+        ("CC-BY-4.0", ("https://creativecommons.org/licenses/by/4.0/",), True),
+        ("https://example.org/l", ("https://example.org/l",), True),
         ("", ("CC-BY",), False),
     ],
 )
