@@ -98,6 +98,21 @@ _ASIDES = re.compile(
     r"comment|sidebar|related|recommend|footer|widget|reply|respond|popular|trending|teaser|more-|latest|share|social|card",
     re.IGNORECASE,
 )
+_IN_LINE = frozenset(("a", "b", "em", "i", "small", "span", "strong", "sub", "sup"))
+MAX_CREDIT_CHARS = 300
+"""Maximum length of a line that credits a picture [code points]."""
+_CAPTION = re.compile(r"caption|(?:image|photo|picture|img)[-_]?credit", re.IGNORECASE)
+_CREDIT = re.compile(
+    r"\b(?:photo|foto|image|imagen|imagem|bild|abbildung|picture|illustration|credit|crédit|quelle|fonte|courtesy)"
+    r"|\bvia\b|flickr|wikimedia|unsplash|pixabay|фото|写真|图片|圖片",
+    re.IGNORECASE,
+)
+_OF_PAGE = re.compile(
+    r"\b(?:content|inhalt|conten|text|article|artikel|artículo|beitr[aä]g(?!sbild)|blog|site|website|page|seite"
+    r"|(?<!own )work|werk|material|post|document|book)|контент|текст|内容|文章|作品|本[文作站页頁]|记事|記事",
+    re.IGNORECASE,
+)
+"""Words of a line that states the licence of more than a picture."""
 _SHORT_TEXT = re.compile(r">([^<>]{0,60}(?:19|20)\d\d[^<>]{0,30})<")
 _NOT_NAME = re.compile(
     r"[?!:@#\d]|\b(?:ago|about|read|more|min|view|all|posts|comments?|share|follow|profile)\b", re.IGNORECASE
@@ -166,6 +181,7 @@ class _Page:
     canonical: str | None = None
     base: str | None = None
     chars_left: int = MAX_TEXT_CHARS
+    credit_chars_left: int = MAX_TEXT_CHARS
 
     def text(self, element: Any, max_chars: int) -> str | None:
         """Return the cleaned text of an element; None if it has none, or if MAX_TEXT_CHARS are read."""
@@ -302,8 +318,24 @@ def _read_link(page: _Page, element: Any) -> None:
         page.canonical = page.canonical or href
     elif "license" in relations:
         page.licences.append(href)
-    elif "creativecommons.org/" in href.lower():
+    elif "creativecommons.org/" in href.lower() and not _is_credit(page, element):
         page.cc_links.append(href)
+
+
+def _is_credit(page: _Page, link: Any) -> bool:
+    """Return whether a link is in the caption of a picture, or in a line that credits one and names no other work."""
+    element, line, is_in_line = link, "", True
+    for _ in range(4):
+        element = element.parent
+        if element is None or element.tag in ("html", "body", "article", "main", "footer"):
+            break
+        if element.tag == "figcaption" or _CAPTION.search((element.getattr("class") or "")[:300]):
+            return True
+        if is_in_line and page.credit_chars_left > 0:
+            line = element.text
+            page.credit_chars_left -= len(line)
+            is_in_line = element.tag in _IN_LINE
+    return len(line) <= MAX_CREDIT_CHARS and _CREDIT.search(line) is not None and not _OF_PAGE.search(line)
 
 
 # -------------------------------------------------------------------------------------------------------------- JSON-LD
@@ -381,7 +413,10 @@ def _language(page: _Page, main: list[Node]) -> str | None:
 
 
 def _licence(page: _Page, data: JsonLd, main: list[Node], base: str | None) -> str | None:
-    """Return the licence that the page declares for itself; a link in the text counts if no other licence is linked."""
+    """Return the licence that the page declares for itself; a link in the text counts if no other licence is linked.
+
+    A link that credits a picture states no licence of the page.
+    """
     declared: list[Any] = list(page.licences)
     works = [node for node in data.nodes if not _WORKS.isdisjoint(types_of(node))]
     for value in _values([*main, *works], "license"):

@@ -363,6 +363,44 @@ def test_the_licence_has_its_short_name_or_url(head, body, licence):
     assert read(head, body).declared_licence == licence
 
 
+LINK = f'<a href="{CC}/licenses/by/4.0/">CC BY 4.0</a>'
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        f"<figure><img src=x><figcaption>A bridge {LINK}</figcaption></figure>",
+        f'<div class="wp-caption"><img src=x><p class="wp-caption-text">A bridge <em>{LINK}</em></p></div>',
+        f'<div class="post-thumbnail__caption">A bridge | {LINK}</div>',
+        f"<p>Foto: Ana Lopez, via Wikimedia Commons | Lizenz: {LINK}</p>",
+        f"<p>Photo by Ana Lopez on Flickr, <small>{LINK}</small></p>",
+        f"<h6>Bildnachweis: Beitragsbild: Ana Lopez {LINK}</h6>",
+        f"<small>By Ana Lopez (Own work) [{LINK}], via Wikimedia Commons</small>",
+        f"<p>写真：山田 {LINK}</p>",
+    ],
+)
+def test_the_credit_of_a_picture_is_no_licence_of_the_page(body):
+    assert read("", f"<article><p>Text.</p>{body}</article>").declared_licence is None
+    footer = f'<footer><a href="{CC}/licenses/by-nc/4.0/">CC BY-NC</a></footer>'
+    assert read("", body + footer).declared_licence == "CC-BY-NC-4.0"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        f"<footer>{LINK}</footer>",
+        f"<p>Unless otherwise stated, text and images are licensed under {LINK}</p>",
+        f"<p>Alle Inhalte und Fotos dieses Blogs: <b>{LINK}</b></p>",
+        f"<p>This work by Ana Lopez is licensed under a {LINK}</p>",
+        f"<p>Credit lines are long. {'A text of many words. ' * 20} {LINK}</p>",
+        f"<figure><a href='{CC}/licenses/by/4.0/'><img src='by.svg'></a></figure>",
+        f"<p>版权声明：本文遵循 {LINK} 版权协议，图片除外</p>",
+    ],
+)
+def test_a_link_that_states_more_than_a_credit_is_the_licence(body):
+    assert read("", body).declared_licence == "CC-BY-4.0"
+
+
 @pytest.mark.parametrize(
     "gap", ["-", " ", " - ", "\u2011", " \u2013 ", "\u2212", "_", "/", ", ", "\u00a0", "\u00ad-", "+", " ("]
 )
