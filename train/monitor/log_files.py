@@ -93,17 +93,21 @@ SCALARS_STOPPED = "no more scalars until the run is started again"
 ARROW = {int: pa.int64(), float: pa.float64(), bool: pa.bool_()}
 
 
-def metrics_schema(sources: Sequence[str]) -> pa.Schema:
+def metrics_schema(sources: Sequence[str], held_out: Sequence[str] = ()) -> pa.Schema:
     """Return the schema of metrics.parquet: the scalar fields of a step, then the fields of each source.
 
     A source `web` has the columns `loss.web`, `tokens.web` and `heldout.web.loss`, `.perplexity`, `.bits_per_byte`;
     sources are in the given order. Null = not measured. Each column has a `description` with its unit as metadata.
+
+    `held_out`: sources with held-out rows. One that is not trained on, as of weight 0, has only the held-out columns.
     """
     fields = [_column(StepMetrics, name, name) for name in SCALARS]
     fields += [_field(f"loss.{name}", float, _text(StepMetrics, "losses")) for name in sources]
     fields += [_field(f"tokens.{name}", int, _text(StepMetrics, "source_tokens")) for name in sources]
     fields += [
-        _column(HeldoutMetrics, key, f"heldout.{name}.{key}") for name in sources for key in HeldoutMetrics.model_fields
+        _column(HeldoutMetrics, key, f"heldout.{name}.{key}")
+        for name in dict.fromkeys((*sources, *held_out))
+        for key in HeldoutMetrics.model_fields
     ]
     return pa.schema(fields)
 
@@ -125,8 +129,8 @@ def _field(name: str, kind: Any, text: str) -> pa.Field:
 class StepTable:
     """The metrics of a run's steps as an Arrow table."""
 
-    def __init__(self, sources: Sequence[str]):
-        self._schema = metrics_schema(sources)
+    def __init__(self, sources: Sequence[str], held_out: Sequence[str]):
+        self._schema = metrics_schema(sources, held_out)
         self._names = set(self._schema.names)
         self._closed: pa.Table = self._schema.empty_table()
         self._rows: list[dict[str, Any]] = []
@@ -211,10 +215,10 @@ class Scalars:
 class MetricsLog:
     """The open metrics files of a run; `close` after use."""
 
-    def __init__(self, run: Store, sources: Sequence[str], after_step: int):
-        """Open the files, and remove the metrics of steps after `after_step`."""
+    def __init__(self, run: Store, sources: Sequence[str], after_step: int, held_out: Sequence[str] = ()):
+        """Open the files, and remove the metrics of steps after `after_step`; `held_out`: as in `metrics_schema`."""
         self._run, self._problems = run, set[str]()
-        self._table = _table_until(run, sources, self._open(after_step))
+        self._table = _table_until(run, StepTable(sources, held_out), self._open(after_step))
 
     def _open(self, after_step: int) -> StepMetrics | None:
         """Remove the lines of steps after `after_step`, open the files, and return the last step that is left."""
@@ -292,13 +296,12 @@ class MetricsLog:
         self._problems.add(name)
 
 
-def _table_until(run: Store, sources: Sequence[str], last: StepMetrics | None) -> StepTable:
-    """Return the table of the steps up to `last`, the last line of metrics.jsonl; None = no step.
+def _table_until(run: Store, table: StepTable, last: StepMetrics | None) -> StepTable:
+    """Return the empty `table` with the steps up to `last`, the last line of metrics.jsonl; None = no step.
 
     metrics.parquet is used if its row of that step equals the line; the durations in it differ between attempts of a
     step. Otherwise all lines are read.
     """
-    table = StepTable(sources)
     if last is None or table.load(run, last):
         return table
     for record in read_metrics(run):

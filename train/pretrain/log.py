@@ -4,7 +4,7 @@ import logging
 from collections.abc import Mapping, Sequence
 from shlex import quote
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import torch
 
@@ -53,20 +53,31 @@ MAX_SHOWN_DOCUMENTS = 5
 """Number of documents that the printed line of a spike names."""
 
 
+class SourcesOfRun(NamedTuple):
+    """The names of the sources whose losses a run measures."""
+
+    trained: tuple[str, ...]
+    """Those with training rows, in the order of the sums of a step."""
+    held_out: tuple[str, ...]
+    """Those with held-out rows, also if the run does not train on them; empty = held-out losses are not measured."""
+
+
 class TrainingLog:
     """The log of a run that starts from a checkpoint or from step 0; leaving the context closes it."""
 
-    def __init__(self, setup: TrainingSetup, ranks: Ranks, sources: Sequence[str], rewinds: Sequence[int]):
+    def __init__(self, setup: TrainingSetup, ranks: Ranks, sources: SourcesOfRun, rewinds: Sequence[int]):
         """`rewinds`: steps of the spikes that caused rewinds, including those after the last checkpoint."""
         checkpoint = setup.checkpoint
         self.guard = with_rewinds(checkpoint.progress.guard if checkpoint else GuardState(), rewinds)
         self.heldout: tuple[tuple[int, float], ...] = checkpoint.progress.heldout if checkpoint else ()
-        self._setup, self._sources, self._ranks = setup, tuple(sources), ranks
+        self._setup, self._ranks = setup, ranks
         self._stall, self._mark = 0.0, ""
         self._spike: Spike | None = None
         self._log: MetricsLog | None = None
         if ranks.rank == 0:
-            self._log = MetricsLog(setup.work.local, self._sources, checkpoint.step if checkpoint else 0)
+            self._log = MetricsLog(
+                setup.work.local, sources.trained, checkpoint.step if checkpoint else 0, sources.held_out
+            )
             self._events = EventLog(setup.work.local)
             self._wandb = WandbLog(setup.work.local, setup.settings) if setup.settings.train.wandb else None
             self._progress = ProgressPrinter(setup.plan.steps, setup.settings.train.log_every)

@@ -20,7 +20,7 @@ from train.monitor.metrics import HeldoutMetrics, StepMetrics, finite, heldout_b
 from train.monitor.rank_figures import RankFigures
 from train.parallel.ranks import Ranks
 from train.parallel.traffic import bytes_sent
-from train.pretrain.log import TrainingLog, step_metrics
+from train.pretrain.log import SourcesOfRun, TrainingLog, step_metrics
 from train.pretrain.rank_log import RankLog
 from train.pretrain.setup import TrainingSetup
 from train.pretrain.spikes import exclude_spike, measure_documents, skip_quarantined
@@ -64,7 +64,8 @@ class TrainingRun:
         rewinds = [] if setup.checkpoint is None else recorded
         self.step, self.saved = 0, -1
         self._load_state(setup.checkpoint)
-        self.record = stack.enter_context(TrainingLog(setup, ranks, self.batches.order.sources, rewinds))
+        sources = SourcesOfRun(tuple(self.batches.order.sources), self._heldout.sources if self._heldout else ())
+        self.record = stack.enter_context(TrainingLog(setup, ranks, sources, rewinds))
         self._saver = stack.enter_context(closing(Saver(setup.run, setup.settings.checkpoint, ranks, setup.work)))
         self._saver.prepare(self.learner.state())
         stage = self.learner.model.stages[0]

@@ -412,6 +412,20 @@ def test_metrics_table_and_tensorboard_agree(full: Path) -> None:
     assert list(scalars(full, "heldout_loss")) == [7, 14, 20]
 
 
+def test_a_source_without_training_has_its_held_out_losses(tmp_path: Path) -> None:
+    """A weight of 0 excludes a source from training; its held-out text is measured all the same, and after a resume."""
+    changes = {"train": {"weights": {"web": 1, "books": 0}, "steps": 8, "eval_every": 3}}
+    folder = trained(make_run(tmp_path / "run", changes), 1)
+    measured = [step for step in metrics(folder) if step.heldout]
+    assert [(step.step, [*step.heldout], [*step.losses]) for step in measured] == [
+        (number, ["books", "web"], ["web"]) for number in (3, 6, 8)
+    ]
+    table = pq.read_table(folder / "train/metrics.parquet")
+    assert table.column("heldout.books.loss").to_pylist()[5] == measured[1].heldout["books"].loss
+    assert "loss.books" not in table.column_names
+    assert_same_bits(trained(cut_back(copied(folder, tmp_path / "cut"), 5), 1), folder)
+
+
 def test_again_after_the_end_changes_nothing(full: Path, tmp_path: Path, capsys: Any) -> None:
     run = copied(full, tmp_path / "run")
     before = files(run)
