@@ -24,7 +24,7 @@ from train.config.recipe import with_recipe
 from train.config.settings import SECTIONS, Settings, load_settings, settings_of
 from train.plan.layouts import choose_layout
 from train.plan.make_plan import make_plan
-from train.plan.plan import Plan, copy_mix, mix_overrides, read_plan, write_plan
+from train.plan.plan import Plan, check_settings_used, copy_mix, mix_overrides, read_plan, write_plan
 from train.plan.text import describe_changes, print_plan
 
 GROUP = "training"
@@ -154,7 +154,9 @@ def _planned(arguments: Arguments, run: Store, scratch: Store) -> int:
     if mix is not None:
         overrides += mix_overrides(mix, dataset, arguments.overrides)
     place = scratch if arguments.dry_run else run
-    plan, search_text = choose_layout(make_plan(place, dataset, _settings(run, overrides, name), run))
+    settings = _settings(run, overrides, name)
+    check_settings_used(settings, dataset)
+    plan, search_text = choose_layout(make_plan(place, dataset, settings, run))
     if not arguments.dry_run:
         check_resumable(run, dataset, plan)
         if mix is not None:

@@ -13,7 +13,7 @@ from train.config.plan import OwnLaw, PlanConfig
 from train.data.order import tokens_by_source
 from train.data.packing import PackedSource
 from train.data.permutation import RowOrder
-from train.model.shape import OwnShape, active_parameters, counted_keys
+from train.model.shape import OwnShape, active_parameters, counted_keys, counted_parameters
 from train.plan.plan import Plan
 from train.plan.rules import SOURCE as APPENDIX_F
 from train.plan.rules import Row, SourcedFigure, figures_of, training_flops
@@ -115,6 +115,7 @@ def advice(plan: Plan, target: Target, unique: Mapping[str, float]) -> list[str]
     if max(epochs.values()) > NEAR:
         lines.append(_of_repeats(plan, own, repeats.count_repeated_tokens(drawn, unique), epochs))
     lines += _of_no_use(plan, target, _loss(plan, own, repeats.count_repeated_tokens(drawn, unique)))
+    lines += _of_budget(plan, target)
     tokens, most = target.asked.tokens, min(target.most, plan.num_tokens * NEAR)
     if tokens > target.most * NEAR:
         lines.append(_of_shortage(plan, target, epochs))
@@ -198,6 +199,21 @@ def _of_no_use(plan: Plan, target: Target, expected: float) -> Iterator[str]:
         yield (
             f"Expected losses above ln V = {limit:.1f} are left out: the laws are for larger models, and give {given} "
             "nats here."
+        )
+
+
+def _of_budget(plan: Plan, target: Target) -> Iterator[str]:
+    """Yield a sentence if settings choose the tokens, and another number of them than the budget pays for."""
+    train = plan.settings.train
+    ends = bool(train.stages) and train.stages[-1].tokens is not None
+    if target.budget is None or target.fixed or (train.steps is None and not ends):
+        return
+    counted = counted_parameters(plan.shape, law_of(plan.settings.plan).counts == "all")
+    spent, setting = 6.0 * counted * plan.num_tokens, "train.steps" if train.steps is not None else "train.stages"
+    if not 1 / NEAR <= spent / target.budget <= NEAR:
+        yield (
+            f"{setting} decides the number of training tokens, and the budget does not: 6ND of this run is "
+            f"{spent:.3g} FLOPs, that of the budget {target.budget:.3g}."
         )
 
 

@@ -43,7 +43,7 @@ from train.plan.advice import advice, costly_padding, heldout_read_before, unrea
 from train.plan.figures import MAX_WARMUP, DatasetOffer, figures_of_plan, memory_needed
 from train.plan.origin import open_origin, sizing_of
 from train.plan.plan import Plan, check_parametrization, check_settings_used, check_windows, stored_plan
-from train.plan.target import check_size_reached, flops_bought, read_own_law, target_of, tokens_of_shape
+from train.plan.target import SHAPED, check_size_reached, flops_bought, read_own_law, target_of, tokens_of_shape
 
 
 def make_plan(run: Store, dataset: Dataset, settings: Settings, trained: Store | None = None) -> Plan:
@@ -145,6 +145,8 @@ def _resolved(run: Store, dataset: Dataset, settings: Settings) -> tuple[Setting
     That is the settings with the shape of the weights to begin from, and these weights; None = random weights. Raises
     ConfigError if settings do not fit.
     """
+    if not list_checkpoints(run):  # else its training continues as it began
+        _check_effects(settings)
     settings = settings.model_copy(update={"plan": read_own_law(settings.plan)}).with_pack_chunks(PACK_CHUNKS)
     _check_given_epochs(settings)
     if not settings.train.init_from:
@@ -166,7 +168,7 @@ def _resolved(run: Store, dataset: Dataset, settings: Settings) -> tuple[Setting
 
 def problems_without_data(settings: Settings) -> Iterator[str]:
     """Yield what is wrong with the settings of a training run whose dataset is not made yet."""
-    checks = (_check_sizing, _check_given_epochs, _check_rows, _check_texts)
+    checks = (_check_effects, _check_sizing, _check_given_epochs, _check_rows, _check_texts)
     for check in (*checks, lambda own: check_settings_used(own, None)):
         try:
             check(settings)
@@ -175,6 +177,41 @@ def problems_without_data(settings: Settings) -> Iterator[str]:
     path = settings.train.init_from
     if path and not Path(path).exists():
         yield f"train.init_from: expected a folder, got {path}, which does not exist. Set it to a folder with weights."
+
+
+REPLACED_BY_STAGES = (
+    ("train", "global_batch", "global_batch"),
+    ("train", "weights", "weights"),
+    ("optim", "learning_rate", "learning_rate"),
+    ("optim", "schedule", "learning_rate"),
+)
+"""Settings without effect if each training stage has its own: section, name, and the setting of a stage."""
+
+
+def _check_effects(settings: Settings) -> None:
+    """Raise ConfigError if a setting of a new plan would be ignored; stored plans may have such settings."""
+    sizing, stages, problems = settings.plan, settings.train.stages, []
+    for section, name, own in REPLACED_BY_STAGES:
+        given = name in getattr(settings, section).model_fields_set
+        if name == "learning_rate" and sizing.parametrization == "mup":
+            continue  # it is the rate that was found at the base width, which muP requires
+        if given and stages and all(getattr(stage, own) is not None for stage in stages):
+            problems.append(
+                f"{section}.{name}: expected a stage without its own {own}, got train.stages that all have one. Remove "
+                f"{section}.{name}, or {own} of a stage."
+            )
+    if sizing.rope_scaling != "none" and sizing.rope_factor == 1:
+        problems.append(
+            f"plan.rope_scaling = {sizing.rope_scaling}: expected a plan.rope_factor above 1, got 1, which changes no "
+            "position. Set plan.rope_factor, or remove plan.rope_scaling."
+        )
+    if sizing.inference_tokens is not None and all(getattr(sizing, name) is not None for name in SHAPED):
+        problems.append(
+            "plan.inference_tokens: expected a size that the plan chooses, got one that "
+            f"{' and '.join(f'plan.{name}' for name in SHAPED)} decide. Remove plan.inference_tokens, or one of these."
+        )
+    if problems:
+        raise ConfigError("\n".join(problems))
 
 
 def _check_sizing(settings: Settings) -> None:

@@ -21,7 +21,7 @@ from train.model.shape import num_parameters
 from train.optim.schedule import StageSchedule, learning_rate
 from train.parallel.memory import memory_of_rank
 from train.plan.advice import costly_padding
-from train.plan.make_plan import make_plan
+from train.plan.make_plan import make_plan, problems_without_data
 from train.plan.plan import Plan, plan_digest, read_plan, read_settings, verify_plan, write_plan
 
 UNIQUE = 168
@@ -206,7 +206,7 @@ def test_the_warm_up_is_a_tenth_of_a_short_run_by_its_first_batch(run: Store) ->
     assert planned(run, train={"global_batch": 4, "steps": 90}).warmup_steps == 9
     # 8,192 + 1,024 + 2,304 + 48 = 11,568 parameters are the tokens of 2.8 steps of 64 sequences of 64.
     small = {"num_layers": 1, "d_model": 16, "num_heads": 1, "num_kv_heads": 1, "d_ffw": 48, "tie_embeddings": True}
-    train = {"global_batch": 1, "steps": 400, "stages": [{"global_batch": 64}]}
+    train = {"steps": 400, "stages": [{"global_batch": 64}]}
     found = planned(run, plan=small | {"max_epochs": 200}, train=train)
     assert (found.num_params, found.warmup_steps) == (11_568, 3)
 
@@ -428,3 +428,46 @@ def test_a_plan_keeps_what_was_set_and_no_defaults(run: Store) -> None:
         read_settings(run, dataset, ["train.steps=3", "plan.d_model=64"])
     with pytest.raises(ConfigError, match="did you mean 'micro_batch'"):
         read_settings(run, dataset, ["layout.micro_bach=3"])
+
+
+# ---------------------------------------------------------------------------------------- settings without effect
+
+OWN = {"learning_rate": 1e-3, "global_batch": 4, "weights": {"web": 1, "books": 1}}
+OWN_STAGES = [{"tokens": 2560, **OWN}, {"tokens": 2560, **OWN}]
+SHAPE = {"num_layers": 2, "d_model": 32, "num_heads": 2}
+
+
+@pytest.mark.parametrize(
+    ("sections", "message"),
+    [
+        ({"train": {"stages": OWN_STAGES, "global_batch": 4}}, "train.global_batch: expected a stage without its own"),
+        ({"train": {"stages": OWN_STAGES, "weights": {"web": 1, "books": 0}}}, "train.weights: expected a stage"),
+        ({"train": {"stages": OWN_STAGES}, "optim": {"learning_rate": 0.1}}, "optim.learning_rate: expected a stage"),
+        ({"train": {"stages": OWN_STAGES}, "optim": {"schedule": "wsd"}}, "without its own learning_rate"),
+        ({"plan": {"rope_scaling": "linear"}}, "expected a plan.rope_factor above 1, got 1"),
+        ({"plan": {"compute": 3e9, "inference_tokens": 1e6, **SHAPE}}, "expected a size that the plan chooses"),
+    ],
+)
+def test_a_new_plan_has_no_setting_without_effect(run: Store, sections: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        planned(run, **sections)
+    assert any(message in problem for problem in problems_without_data(settings(**sections)))
+
+
+def test_settings_that_one_stage_uses_have_an_effect(run: Store) -> None:
+    first, last = OWN_STAGES[0], {"tokens": 2560}
+    sections = {"train": {"stages": [first, last], "global_batch": 8}, "optim": {"schedule": "wsd"}}
+    assert [stage.global_batch for stage in planned(run, **sections).stages] == [4, 8]
+    # The rate that muP requires is not replaced by those of stages.
+    mup = {"plan": {"parametrization": "mup"}, "train": {"stages": OWN_STAGES}, "optim": {"learning_rate": 0.1}}
+    assert planned(run, **mup).learning_rate == 0.1
+
+
+@pytest.mark.parametrize(("steps", "says"), [(48, False), (5, True), (200, True)])
+def test_steps_that_spend_another_budget_are_named(run: Store, steps: int, says: bool) -> None:
+    params = planned(run, plan=SHAPE).num_params
+    sizing = {**SHAPE, "min_params": 1000, "compute": 6 * params * 48 * 4 * 64, "max_epochs": 100}
+    plan = planned(run, plan=sizing, train={"steps": steps, "global_batch": 4})
+    sentences = [line for line in plan.advice if line.startswith("train.steps decides the number of training tokens")]
+    spent = f"6ND of this run is {6.0 * params * steps * 4 * 64:.3g} FLOPs, that of the budget {sizing['compute']:.3g}"
+    assert [spent in line for line in sentences] == [True] * says
