@@ -118,9 +118,14 @@ def has_signs(text: str) -> bool:
     return not text.isascii() and not _signs()[0].isdisjoint(text)
 
 
+def without_signs(text: str) -> str:
+    """Return a text with blanks for its signs, and without characters that have no width."""
+    return text.translate(_signs()[1]) if has_signs(text) else text
+
+
 def plain_words(text: str) -> list[str]:
     """Return the `normal_words` of a text without any sign: copies of a text differ in quotes, dashes and bullets."""
-    return normal_words(text.translate(_signs()[1]) if has_signs(text) else text)
+    return normal_words(without_signs(text))
 
 
 NON_WHITESPACE = re.compile(r"\S+")

@@ -22,10 +22,11 @@ from pipeline.decontaminate.index import (
     located_characters,
     located_words,
     ngrams,
-    plain_words,
     prefix_sums,
+    without_signs,
 )
 from pipeline.engine.stage import Row
+from pipeline.minhash.shingles import text_keys
 from pipeline.text.spans import Span, append_span, complement, map_visible_spans
 from pipeline.text.words import Codes, Ints, normal_words, word_keys
 from schemas.errors import ContractError
@@ -126,7 +127,7 @@ class Index:
 
         `words` are the keys of the text's normalized words.
         """
-        words = word_keys(plain_words(text)) if has_signs(text) else words
+        words = text_keys(without_signs(text)) if has_signs(text) else words
         matches = [(self.runs(words, WORDS), len(words))]
         if self.header[CHARACTERS] and has_unspaced(text):
             keys = character_keys(text)

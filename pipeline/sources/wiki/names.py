@@ -145,7 +145,7 @@ def _link(arguments: Mapping[str, str]) -> str:
 
 _RANGES = {"-": "\u2013", "\u2013": "\u2013", "to": " to ", "and": " and ", "or": " or ", "by": " by ", "x": " \u00d7 "}
 _RANGES |= {"\u00d7": " \u00d7 ", "to(-)": " to ", "and(-)": " and ", "+/-": " \u00b1 ", "\u00b1": " \u00b1 "}
-"""What stands between the numbers of a measure, as written and as shown."""
+"""What is between the numbers of a measure, as written and as shown."""
 _MONTHS = (
     *("January", "February", "March", "April", "May", "June"),
     *("July", "August", "September", "October", "November", "December"),
