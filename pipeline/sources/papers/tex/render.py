@@ -17,11 +17,14 @@ from pipeline.sources.papers.tex.symbols import (
     CHARACTERS,
     CITATIONS,
     DIMENSIONS,
+    DINGBATS,
     FLOATS,
+    FRACTIONS,
     HEADINGS,
     IGNORED,
     LAST_KEPT,
     MATH_ENVIRONMENTS,
+    PREFIXES,
     RAW_ENVIRONMENTS,
     REFERENCES,
     SKIPPED_ENVIRONMENTS,
@@ -45,6 +48,7 @@ _CUT_SPACE = re.compile(rf" ?{CUT} ?(?=[.,;:!?)\]]|{PARAGRAPH}|\Z)")
 _SPACES = re.compile(r"[ \t\n\xa0]+")
 _AROUND_LINE = re.compile(rf" ?{LINE}[ {LINE}]*+")
 _AROUND_PARAGRAPH = re.compile(rf" ?{LINE}? ?{PARAGRAPH}[ {PARAGRAPH}{LINE}]*+")
+_NUMBER = re.compile(r"\{\s*+[-+\u2212]?+\d{1,6}+(?:[.,]\d{1,6}+)?+\s*+\}")
 _NUMBER_TAGS = frozenset(("nonumber", "notag", "displaylimits"))
 _ENDS_WITH_LETTER = re.compile(r"\\[a-zA-Z@]+\Z")
 
@@ -221,6 +225,15 @@ class _Renderer:
             "qty": lambda name: self._quantity(2),
             "num": lambda name: self._quantity(1),
             "si": lambda name: self._quantity(1),
+            "unit": lambda name: self._quantity(1),
+            "ang": lambda name: self._wrap("", "°"),
+            "SIrange": lambda name: self._range(3),
+            "qtyrange": lambda name: self._range(3),
+            "numrange": lambda name: self._range(2),
+            **dict.fromkeys(FRACTIONS, lambda name: self._fraction()),
+            "textsuperscript": lambda name: self._raised("^"),
+            "textsubscript": lambda name: self._raised("_"),
+            "ding": lambda name: self.out.append(DINGBATS.get("".join(self.stream.argument()).strip(), "")),
         }
 
     # Groups and environments
@@ -454,8 +467,33 @@ class _Renderer:
     def _quantity(self, count: int) -> None:
         self.stream.option()
         parts = [self.stream.argument() for _ in range(count)]
-        units = [token.removeprefix("\\") if token[0] == "\\" else token for token in parts[-1]]
-        self.out.append(" ".join(filter(None, ("".join(parts[0]) if count > 1 else "", "".join(units)))))
+        self.out.append(" ".join(filter(None, ("".join(parts[0]) if count > 1 else "", _units(parts[-1])))))
+
+    def _range(self, count: int) -> None:
+        self.stream.option()
+        first, last, *unit = (_units(self.stream.argument()) for _ in range(count))
+        self.out.append(" ".join(filter(None, (f"{first}–{last}", *unit))))
+
+    def _fraction(self) -> None:
+        self.stream.option()
+        self.out.append(" " if self._ends_with_digit() else "")
+        self._wrap("", "/")
+
+    def _raised(self, mark: str) -> None:
+        """Write a raised or lowered text, with a mark between it and a number if it is one too."""
+        tokens = [token for token in (self.stream.skip_spaces(),) if token is not None]
+        while tokens and tokens[0] == "{" and len(tokens) < 4 and tokens[-1] != "}":
+            if (token := self.stream.next()) is None:
+                break
+            tokens.append(token)
+        self.stream.push(*tokens)
+        if _NUMBER.fullmatch("".join(tokens)) is not None and self._ends_with_digit():
+            self.out.append(mark)
+        self._wrap("", "")
+
+    def _ends_with_digit(self) -> bool:
+        last = next(filter(None, reversed(self.out[-4:])), "")
+        return last[-1:].isdecimal()
 
     def _skip_length(self) -> None:
         token = self.stream.next()
@@ -481,6 +519,16 @@ class _Renderer:
             self.stream.skip_spaces(), self.stream.skip_spaces()
         if not self.stream.switches.get(name, False):
             self.stream.skip_branch()
+
+
+def _units(tokens: list[str]) -> str:
+    """Return the words of a unit, such as `kilometre per second`, or a unit or number that is written as text."""
+    text, joins = "", True
+    for token in tokens:
+        is_name = token[0] == "\\"
+        text += token.removeprefix("\\") if joins or not is_name else f" {token[1:]}"
+        joins = not is_name or token[1:] in PREFIXES
+    return text
 
 
 _TEXT = {"~": " ", "---": "—", "--": "–", "``": "“", "''": "”", "`": "‘", "'": "’", "\n": "\n"}

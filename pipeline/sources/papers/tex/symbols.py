@@ -185,3 +185,14 @@ THEOREMS = {
     "claim": "Claim", "proof": "Proof", "observation": "Observation", "assumption": "Assumption", "problem": "Problem",
 }  # fmt: skip
 """Label of the theorem environments that papers use without declaring them."""
+FRACTIONS = ("frac", "tfrac", "dfrac", "nicefrac", "sfrac", "textfrac", "xfrac")
+"""Commands of two arguments, one over the other, which text writes with a slash."""
+PREFIXES = frozenset(
+    (
+        *("yocto", "zepto", "atto", "femto", "pico", "nano", "micro", "milli", "centi", "deci"),
+        *("deca", "deka", "hecto", "kilo", "mega", "giga", "tera", "peta", "exa", "zetta", "yotta"),
+    )
+)
+"""Commands of the package siunitx that the name of a unit follows."""
+DINGBATS = {"51": "✓", "52": "✔", "53": "✕", "54": "✖", "55": "✗", "56": "✘"}
+"""Signs of yes and no in tables, by their numbers in Zapf Dingbats; others are ornaments."""

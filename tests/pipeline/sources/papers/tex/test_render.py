@@ -33,6 +33,12 @@ def text_of(source: str, **options) -> str:
         (r"a \\[2pt] b \newline c", "a\nb\nc"),
         (r"\vskip 10pt plus 2pt a \hspace*{1cm} b", "a b"),
         (r"\verb|x_y %z| \verb+$+", "x_y %z $"),
+        # numbers
+        (r"3\nicefrac{1}{2} \sfrac12 \frac{a}{b}", "3 1/2 1/2 a/b"),
+        (r"10\textsuperscript{5} 10\textsuperscript{-3} m\textsuperscript{2} 101\textsubscript{2} H\textsubscript{2}O",
+         "10^5 10^-3 m2 101_2 H2O"),
+        (r"\SI{5}{\kilo\metre\per\second} \unit{\micro\gram} \qty{3}{m/s}", "5 kilometre per second microgram 3 m/s"),
+        (r"\SIrange{1}{5}{\kilo\metre} \numrange{2}{3} \ang{45} \ding{51}\ding{99}", "1–5 kilometre 2–3 45° ✓"),
         # headings, lists, environments
         ("\\section{One}\nText\n\\subsection*{Two}Text", "One\n\nText\n\nTwo\n\nText"),
         (r"\begin{itemize}\item a \item b\end{itemize}", "- a\n- b"),
