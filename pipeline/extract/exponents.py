@@ -17,6 +17,8 @@ MAX_INNER = 4
 _MAY_HAVE = re.compile(r"<su[pb][\s>]", re.IGNORECASE)
 _NUMBER = re.compile(r"\s*[+\u2212\u2013-]?\d+(?:[.,]\d+)?\s*")
 _MAX_CHARS = 12
+_INLINE = frozenset(("span", "b", "strong", "i", "em", "font", "small"))
+"""Elements that a number can begin with, as in `1<span class="fraction"><sup>1</sup>⁄<sub>2</sub></span>`."""
 _SLASHES = ("/", "\u2044", "\u2215")
 
 
@@ -34,7 +36,8 @@ def mark_exponents(tree: HTMLTree) -> int:
         inner, parent = _text_of(node, is_last=False), node.parent
         if parent is None or len(inner) > _MAX_CHARS or _NUMBER.fullmatch(inner) is None:
             continue
-        if not _text_of(node.prev, is_last=True)[-1:].isdecimal():
+        before = node.prev if node.prev is not None else parent.prev if parent.tag in _INLINE else None
+        if not _text_of(before, is_last=True)[-1:].isdecimal():
             continue
         is_fraction = node.tag == "sup" and _text_of(node.next, is_last=False).startswith(_SLASHES)
         mark = " " if is_fraction else "^" if node.tag == "sup" else "_"

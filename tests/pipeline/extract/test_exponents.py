@@ -15,11 +15,13 @@ CASES = [
     ("<b>10</b><sup><i>5</i></sup>", "10^5"),
     ("3<sup>1</sup>/<sub>2</sub>", "3 1/2"),
     ("3<sup>1</sup>⁄<sub>2</sub>", "3 1⁄2"),
+    ("3<span><sup>1</sup>/<sub>2</sub></span>", "3 1/2"),
     ("101<sub>2</sub>", "101_2"),
     ('2019<sup><a href="#n">3</a></sup>', "2019^3"),
     ("2<sup>2</sup><sup>3</sup>", "2^2^3"),
     ("٣<sup>2</sup>", "٣^2"),
     ("m<sup>2</sup> H<sub>2</sub>O 5<sup>th</sup> 10 <sup>5</sup> <sup>1</sup>/<sub>2</sub>", None),
+    ("10<p><sup>5</sup>", None),
     ("2019<sup>[3]</sup> 10<sup></sup> <sup>14</sup>C 10<sup>1234567890123</sup>", None),
 ]
 
