@@ -52,7 +52,12 @@ MAX_LICENCE_BYTES = 128 << 10
 MAX_EXPRESSION_CHARS = 400
 NO_ASSERTION = "NOASSERTION"
 """The licence of a file whose tags are longer than that; no setting allows it."""
-_TAG = re.compile(r"SPDX-License-Identifier:[ \t]*([A-Za-z0-9(][\w.+() -]{0,400})")
+_TAG = re.compile(
+    r"SPDX-License-Identifier[\"']?[ \t]*[:=][ \t]*[\"']?([A-Z0-9(][\w.+() -]{0,400})"
+    r"((?:[ \t]*[,;&][ \t]*[A-Z][\w.+-]{1,60}){0,10})",
+    re.IGNORECASE,
+)
+_NAME = re.compile(r"[^\s,;&]+")
 _TAG_END = re.compile(r"\s+(?:-->?|--).*$")
 HEAD_CHARS = 5_000
 """Length of the start of a file in which its tag is searched [code points]."""
@@ -150,9 +155,12 @@ def recognize(text: str) -> str | None:
 def tagged(text: str) -> str | None:
     """Return the SPDX expression that a file gives for its licence in its first characters, or None.
 
-    All of several tags apply.
+    All of several tags apply, and all known licences that commas or the like separate in one.
     """
-    found = (_TAG_END.sub("", match[1]) for match in _TAG.finditer(text, 0, HEAD_CHARS))
+    matches = [*_TAG.finditer(text, 0, HEAD_CHARS)]
+    found = [_TAG_END.sub("", match[1]) for match in matches]
+    others = (plain_id(name.rstrip(".")) for match in matches for name in _NAME.findall(match[2]))
+    found += (name for name in others if name in KNOWN_LICENCES)
     tags = [*dict.fromkeys(tag for each in found if (tag := " ".join(each.split()).rstrip(" .-")))]
     expression = " AND ".join(f"({tag})" if " " in tag and len(tags) > 1 else tag for tag in tags)
     return (expression if len(expression) <= MAX_EXPRESSION_CHARS else NO_ASSERTION) or None

@@ -442,3 +442,22 @@ def test_damaged_archives_keep_what_can_be_read(tmp_path: Path) -> None:
     assert "truncated_record" in rules
     empty = list(SOURCE.open(split, io.BytesIO(b""), config))
     assert [drop.rule for _, drop in empty] == ["empty_file"]
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("# spdx-license-identifier: GPL-3.0-only", "GPL-3.0-only"),
+        ("# SPDX-License-Identifier : GPL-3.0-only", "GPL-3.0-only"),
+        ('SPDX-License-Identifier = "GPL-3.0-only"', "GPL-3.0-only"),
+        ('{"SPDX-License-Identifier": "GPL-3.0-only"}', "GPL-3.0-only"),
+        ("# SPDX-License-Identifier: MIT, GPL-3.0-only", "MIT AND GPL-3.0"),
+        ("# SPDX-License-Identifier: MIT & GPL-2.0 & ISC.", "MIT AND GPL-2.0 AND ISC"),
+        ("/* SPDX-License-Identifier: MIT; GPL-3.0 */", "MIT AND GPL-3.0"),
+        ("# SPDX-License-Identifier: MIT, see LICENSE", "MIT"),
+        ("# SPDX-License-Identifier: MIT; Copyright 2024", "MIT"),
+        ('f("SPDX-License-Identifier: " + name)', None),
+    ],
+)
+def test_tags_in_other_writings_count(line: str, expected: str | None) -> None:
+    assert tagged(line) == expected
