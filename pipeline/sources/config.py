@@ -136,7 +136,7 @@ class SourceConfig(Section):
     line of its text, unless the text begins with it."""
     max_page_bytes: int = Field(16 << 20, ge=1)
     """Maximum size of a page after HTTP decoding, or of a row's text [bytes]."""
-    max_record_bytes: int = Field(32 << 20, ge=1 << 10)
+    max_record_bytes: int = Field(32 << 20, ge=1 << 10, le=1 << 40)
     """Maximum size of a record before HTTP decoding, or of a line [bytes]; larger ones are dropped without loading."""
     part_bytes: int = Field(512 << 20, ge=0)
     """Size from which a file is divided into ranges of at most this size, each of which is a task and a part of its own

@@ -202,6 +202,10 @@ def test_format_by_setting_wins_over_the_suffix(crawl):
     ("section", "message"),
     [
         ({"paths": "x", "max_page_bytes": 0}, r"source\.max_page_bytes: .*greater than or equal to 1, got 0"),
+        (
+            {"paths": "x", "max_record_bytes": 1 << 56},
+            r"source\.max_record_bytes: .*less than or equal to 1099511627776",
+        ),
         ({"paths": "x", "name": "a/b"}, r"source\.name: .*got 'a/b'"),
         ({"paths": "x", "http_status": [200]}, r"source\.http_status: no such key \(did you mean 'http_statuses'\?\)"),
     ],
