@@ -19,6 +19,7 @@ from jobs.verbs.proxies import (
     Pair,
     ProxySize,
     check_heldout,
+    check_planned,
     check_settings,
     default_size,
     describe_default_size,
@@ -391,6 +392,7 @@ def ablate_command(arguments: argparse.Namespace) -> int:
     check_settings(settings, datasets["the run"])
     check_heldout(datasets, settings)
     check_tokenizers(datasets)
+    check_planned(run, size)
     if arguments.dry_run:
         print(describe_dry_run(run, change, (before, after), size))
         return 0

@@ -10,6 +10,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -310,6 +311,12 @@ def check_settings(settings: Settings, dataset: Dataset) -> None:
     check_settings_used(settings, dataset)
 
 
+def check_planned(run: Store, size: ProxySize) -> None:
+    """Raise ConfigError or ContractError if no proxy run on the dataset of `run` can be planned."""
+    with tempfile.TemporaryDirectory() as scratch:
+        shared_settings({WITH: run}, Store(scratch), size)
+
+
 def check_heldout(datasets: Mapping[str, Dataset], settings: Settings) -> None:
     """Raise ConfigError if one of the datasets has no held-out row that is long enough for the proxy runs."""
     seq_len = stage_lengths(settings.train)[-1]
@@ -343,11 +350,13 @@ def with_shares(recipe: Mapping[str, Any], dataset: Dataset) -> dict[str, Any]:
 def proxy_recipe(recipe: Mapping[str, Any]) -> dict[str, Any]:
     """Return the recipe of a run without its settings for size and devices, for use by proxy runs."""
     placed = {"layout": {"micro_batch"}, "cluster": set[str]()}
+    # The rate of a run with muP is that of its proxies too: it is the same for every width, and no rule gives one.
+    kept = {"learning_rate"} if recipe.get("plan", {}).get("parametrization") == "mup" else set[str]()
     changed = {
         name: {
             key: value
             for key, value in recipe[name].items()
-            if key not in RUN_ONLY_SETTINGS.get(name, ()) and key in placed.get(name, recipe[name])
+            if key not in RUN_ONLY_SETTINGS.get(name, frozenset()) - kept and key in placed.get(name, recipe[name])
         }
         for name in recipe.keys() & (RUN_ONLY_SETTINGS.keys() | placed.keys())
     }

@@ -19,7 +19,7 @@ from jobs.recipe import read_recipe, recipe_sections, stored_recipe
 from jobs.verbs import ablate
 from jobs.verbs import ablate as branch
 from jobs.verbs.ablate import _left_out, branch_recipe, change_of, make_branch, same_dataset, steps_of
-from jobs.verbs.proxies import ProxySize, check_pair, default_size, plan_pairs, proxy_recipe
+from jobs.verbs.proxies import ProxySize, check_pair, check_planned, default_size, plan_pairs, proxy_recipe
 from pipeline.demo_crawl.build import build_demo_crawl
 from pipeline.inspect.diff import KEPT, compare_runs, open_compared_run
 from pipeline.inspect.without_rules import UNREACHABLE_LIMIT, leave_out_rules, rules_of
@@ -506,6 +506,26 @@ def test_the_size_that_is_chosen_counts_the_recipe_of_the_plan(tmp_path: Path) -
     plan = pair.proxies[WITH].plan
     assert plan.shape.qk_norm
     assert plan.settings.plan.params == plan.num_params
+
+
+def test_what_no_proxy_can_be_planned_with_is_refused_before_the_data_is_made(tmp_path: Path) -> None:
+    run = make_tiny_dataset(tmp_path / "run")
+    size = ProxySize(1, None, 3000, ASKED[-3:-2])
+
+    def check(changes: dict[str, dict[str, Any]]) -> None:
+        recipe = SOURCE | {name: TRAINING.get(name, {}) | changes.get(name, {}) for name in TRAINING | changes}
+        write_run(run, RunFile(tables=read_run(run).tables, recipe=recipe))
+        check_planned(run, size)
+
+    check({})
+    with pytest.raises(ConfigError, match=r"train\.freeze: expected the beginning of the name of a parameter"):
+        check({"train": {"freeze": ["blocks.20"]}})
+    with pytest.raises(ConfigError, match=r"plan\.parametrization = mup: expected a learning rate that was found"):
+        check({"plan": {"parametrization": "mup"}})
+    # With muP the rate of a run is that of every width, so its proxies have it.
+    rated = {"plan": {"parametrization": "mup"}, "optim": {"learning_rate": 0.003, "warmup_steps": 9}}
+    check(rated)
+    assert proxy_recipe(rated)["optim"] == {"learning_rate": 0.003}
 
 
 # ------------------------------------------------------------------------------------ the other dataset, on real Spark
