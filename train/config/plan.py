@@ -96,7 +96,7 @@ class PlanConfig(Section):
     itself."""
     own_law: OwnLaw | None = None
     """With law = own: the law itself, which a plan copies from `law_file`."""
-    tokens_per_parameter: float = Field(20.0, gt=0)
+    tokens_per_parameter: float = Field(20.0, ge=1e-100, le=1e20)
     """With law = ratio: training tokens per parameter. Source: Hoffmann et al. 2022, arXiv 2203.15556, Table 3."""
     compute: Annotated[float | None, BeforeValidator(parse_size)] = Field(None, gt=0)
     """Compute budget for N and D [FLOPs, as 6ND]; None = they follow from the tokens of the dataset."""
@@ -104,13 +104,13 @@ class PlanConfig(Section):
     """Compute budget in hours of one `cluster.device` at `cluster.mfu` of its peak."""
     usd: float | None = Field(None, gt=0)
     """Compute budget in money [USD], at `cluster.usd_per_gpu_hour`."""
-    params: Annotated[float | None, BeforeValidator(parse_size)] = Field(None, gt=0)
+    params: Annotated[float | None, BeforeValidator(parse_size)] = Field(None, ge=1)
     """Number of parameters, embeddings included, also as a text such as "124M" or "1.5B". The number of training tokens
     then follows from the scaling law."""
     inference_tokens: Annotated[float | None, BeforeValidator(parse_size)] = Field(None, gt=0)
     """Tokens that the model will read and write in use: if set, a smaller model of the same loss is trained longer.
     Source: Sardana et al. 2023, arXiv 2401.00448, section 2."""
-    max_epochs: float = Field(4.0, gt=0)
+    max_epochs: float = Field(4.0, gt=0, le=1e6)
     """Maximum number of epochs of a source; up to 4, repeated tokens are nearly as good as new. Source: Muennighoff et
     al. 2023, arXiv 2305.16264."""
     recipe: Literal["llama", "modern"] | None = None
@@ -167,7 +167,7 @@ class PlanConfig(Section):
     Llama 3, arXiv 2407.21783, and its published configuration (wavelengths by low and high factors 1 and 4)."""
     rope_factor: float = Field(1.0, ge=1)
     """With rope_scaling = linear or llama3: the factor by which sequences become longer."""
-    rope_original: int = Field(8192, ge=1)
+    rope_original: int = Field(8192, ge=1, lt=1 << 53)
     """With rope_scaling = llama3: the sequence length before the extension [tokens]."""
     parametrization: Literal["standard", "mup"] = "standard"
     """How initial weights, learning rates and factors depend on the width. mup: maximal update parametrization, under

@@ -95,7 +95,7 @@ class TrainConfig(Section):
     packing: Literal["stream", "best_fit"] = "stream"
     """stream: sequences are consecutive tokens of the stream; best_fit: documents are packed so that few are cut, and
     rows are padded. Source: Ding et al. 2024, arXiv 2404.10830."""
-    pack_chunks: int | None = Field(None, ge=1)
+    pack_chunks: int | None = Field(None, ge=1, lt=1 << 53)
     """With packing = best_fit: number of neighbouring chunks whose documents are packed together. More chunks leave
     less padding: on lengths like those of FineWeb, 1 chunk of 8,192 tokens leaves 11 to 29 %, 64 chunks 0.2 to 1.5 %.
     None = 64, or 1 in a run that an earlier version planned."""
@@ -166,7 +166,7 @@ class TrainConfig(Section):
     """With wandb: name of the run there; empty = W&B chooses one."""
     wandb_mode: Literal["online", "offline"] = execution("online")
     """With wandb: offline writes `train/wandb/` and uses no network; `wandb sync` uploads it later."""
-    peak_flops: float | None = execution(None, gt=0)
+    peak_flops: float | None = execution(None, ge=1)
     """Dense bf16 peak of a device [FLOP/s], the denominator of the MFU in every precision; None = that of
     `cluster.device`, else of the device by its name; if neither is known, no MFU is shown."""
     cache_dir: str = execution("")

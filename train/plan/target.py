@@ -199,21 +199,24 @@ def choose_target(
 
 
 def check_size_reached(target: Target, sizing: PlanConfig, shape: ModelShape) -> None:
-    """Check that the shape has about the size that a budget or `plan.params` requires.
+    """Check that the shape has about the size that a budget, `plan.params` or a set `plan.min_params` requires.
 
     Raises ConfigError if it does not, or if there are too few tokens to spend the budget on.
     """
     params = sized_parameters(shape)
     bought = target.budget is not None
+    unsized = not bought and sizing.params is None
+    if unsized and "min_params" in sizing.model_fields_set and params < sizing.min_params / MAX_SIZE_RATIO:
+        raise ConfigError(
+            f"plan.min_params: expected a model of at least {sizing.min_params:,} parameters, got {params:,}, the most "
+            f"that {shape.vocab_size:,} tokens in the vocabulary and the shape settings of [plan] allow. Lower "
+            "plan.min_params, or remove the shape settings."
+        )
     # If the shape is given, a budget buys only the tokens.
     given = bought and all(getattr(sizing, name) is not None for name in SHAPED)
     if bought and not given:
         _check_enough_tokens(target, sizing)
-    if (
-        given
-        or (not bought and sizing.params is None)
-        or 1 / MAX_SIZE_RATIO <= params / target.params <= MAX_SIZE_RATIO
-    ):
+    if given or unsized or 1 / MAX_SIZE_RATIO <= params / target.params <= MAX_SIZE_RATIO:
         return
     requested = f"{target.params:,.0f}" if 1 <= target.params < 1e15 else f"{target.params:.3g}"
     bound, fix = "most", f"Lower {_setting_of(sizing)}"

@@ -471,3 +471,28 @@ def test_steps_that_spend_another_budget_are_named(run: Store, steps: int, says:
     sentences = [line for line in plan.advice if line.startswith("train.steps decides the number of training tokens")]
     spent = f"6ND of this run is {6.0 * params * steps * 4 * 64:.3g} FLOPs, that of the budget {sizing['compute']:.3g}"
     assert [spent in line for line in sentences] == [True] * says
+
+
+def test_a_shape_below_the_smallest_size_is_refused(run: Store) -> None:
+    assert planned(run, plan={**SHAPE, "min_params": 60_000}).num_params == 43_168
+    assert planned(run, plan=SHAPE).num_params == 43_168  # below the default, which no setting asks for
+    with pytest.raises(ConfigError, match=r"expected a model of at least 1,000,000 parameters, got 43,168"):
+        planned(run, plan={**SHAPE, "min_params": 1_000_000})
+
+
+@pytest.mark.parametrize(
+    ("section", "name", "value"),
+    [
+        ("plan", "tokens_per_parameter", 1e300),
+        ("plan", "tokens_per_parameter", 5e-324),
+        ("plan", "max_epochs", 1e300),
+        ("plan", "params", 5e-324),
+        ("plan", "rope_original", 10**30),
+        ("train", "pack_chunks", 10**30),
+        ("train", "peak_flops", 1e-320),
+    ],
+)
+def test_numbers_that_no_computation_can_hold_are_refused(section: str, name: str, value: float) -> None:
+    others = {"rope_original": {"rope_scaling": "llama3"}, "pack_chunks": {"packing": "best_fit"}}
+    with pytest.raises(ConfigError, match=rf"{section}\.{name}: Input should be"):
+        settings(**{section: {name: value, **others.get(name, {})}})
