@@ -104,7 +104,7 @@ class PlanConfig(Section):
     """Compute budget in hours of one `cluster.device` at `cluster.mfu` of its peak."""
     usd: float | None = Field(None, gt=0)
     """Compute budget in money [USD], at `cluster.usd_per_gpu_hour`."""
-    params: Annotated[float | None, BeforeValidator(parse_size)] = Field(None, ge=1)
+    params: Annotated[float | None, BeforeValidator(parse_size)] = Field(None, ge=1e-100)
     """Number of parameters, embeddings included, also as a text such as "124M" or "1.5B". The number of training tokens
     then follows from the scaling law."""
     inference_tokens: Annotated[float | None, BeforeValidator(parse_size)] = Field(None, gt=0)
