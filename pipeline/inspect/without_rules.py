@@ -89,8 +89,9 @@ def _leave_out_source(values: Values, name: str) -> None:
     tables: Any = values[SOURCE]
     default = SourceConfig.model_fields["name"].default
     values[SOURCE] = [table for table in tables if table.get("name", default) != name]  # type: ignore[assignment]
-    for setting in ("weights", "epochs"):
-        values.get("train", {}).get(setting, {}).pop(name, None)
+    train: Any = values.get("train", {})
+    for shares in (train.get("weights"), train.get("epochs"), *(own.get("weights") for own in train.get("stages", ()))):
+        (shares or {}).pop(name, None)
     ranks = values.get("dedup", {}).get("source_ranks")
     if ranks is not None:
         values["dedup"]["source_ranks"] = [other for other in ranks if other != name]

@@ -107,7 +107,7 @@ chunk_tokens = 128
 heldout_share = 0.02
 [train]
 seq_len = 128
-weights = {{web = 1, guides = 3, code = 2}}
+weights = {{web = 1, guides = 3, code = 2, copies = 0}}
 """
 
 

@@ -777,3 +777,15 @@ def test_no_ablation_is_made_through_a_link(tmp_path: Path) -> None:
     with pytest.raises(ContractError, match="run/ablations: expected a folder of the run to write to"):
         make_branch(run, run.child("ablations/x"), Recipe({}))
     assert not [*(tmp_path / "elsewhere").iterdir()]
+
+
+def test_a_source_that_is_left_out_is_in_no_setting() -> None:
+    values = {
+        "source": [{"name": "web", "paths": ["a"]}, {"name": "books", "paths": ["b"]}],
+        "dedup": {"source_ranks": ["books", "web"]},
+        "train": {"weights": {"web": 1, "books": 2}, "stages": [{"tokens": 9, "weights": {"web": 1, "books": 3}}, {}]},
+    }
+    left = leave_out_rules(values, ["source.books"], lambda raw: load_recipe(raw, [], recipe_sections(), "a recipe"))
+    assert left["source"] == [{"name": "web", "paths": ["a"]}]
+    assert left["dedup"] == {"source_ranks": ["web"]}
+    assert left["train"] == {"weights": {"web": 1}, "stages": [{"tokens": 9, "weights": {"web": 1}}, {}]}
