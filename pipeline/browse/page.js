@@ -213,7 +213,7 @@ function follow() {
   markOpen();
 }
 
-/** Change the address and show the new state at once: after the event of a changed address, the form would lose what was typed meanwhile. */
+/** Change the address and show the new state at once. The event `hashchange` comes later, and would overwrite what was typed in between. */
 function go(target) {
   if (target !== location.hash && (target !== "#" || location.hash)) history.pushState(null, "", target);
   follow();

@@ -96,7 +96,7 @@ def _strings(value: Any) -> Iterator[str]:
 
 _UNSPACED = re.compile(f"[{UNSPACED}]")
 _SIGN_RANGES = (range(0x80, 0x2E80), range(0x3001, 0x3100), range(0xA000, 0x20000))
-"""Code points among which the signs are; the symbols between them are parts and squares of ideographs."""
+"""Code points among which the signs are. Other symbols are components of ideographs, or ideographs in a square."""
 
 
 @cache

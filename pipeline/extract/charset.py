@@ -117,7 +117,7 @@ def decode(payload: bytes, http_charset: str | None) -> Decoded:
             return _decode_as(payload[len(mark) :], codec, "bom")
     http = codec_of(http_charset) if http_charset else None
     if b"\0" in payload:
-        if wide := _wide_codec(payload) or _sparse_wide_codec(payload, http):
+        if wide := wide_codec(payload, http):
             return _decode_as(payload, wide, "http" if http == wide else "detector")
         payload = payload.replace(b"\0", b"")
     try:
@@ -177,8 +177,16 @@ def _named_by(codec: str, declared: list[Candidate], otherwise: Origin) -> Origi
     return next((origin for name, origin in declared if name == codec), otherwise)
 
 
-def _wide_codec(payload: bytes) -> str | None:
-    """Return the codec of a page in UTF-16 or UTF-32 without a byte order mark. None if the page is in neither."""
+def wide_codec(payload: bytes, http: str | None = None) -> str | None:
+    """Return the codec of a page in UTF-16 or UTF-32; None if it is in neither. `http`: codec of the HTTP header."""
+    mark = next((codec for mark, codec in _BOMS if payload.startswith(mark)), None)
+    if mark is not None:
+        return mark if mark != "utf-8" else None
+    return _dense_wide_codec(payload) or _sparse_wide_codec(payload, http) if b"\0" in payload else None
+
+
+def _dense_wide_codec(payload: bytes) -> str | None:
+    """Return the codec of a page in UTF-16 or UTF-32 that is mostly ASCII characters; None if it is no such page."""
     # ASCII characters have NUL bytes in these codecs; the positions of the bytes show the width and the byte order.
     sample = payload[:PRESCAN_BYTES]
     shares = [sample[index::4].count(0) / len(sample[index::4] or b"x") for index in range(4)]

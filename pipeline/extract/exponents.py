@@ -10,7 +10,7 @@ import re
 from resiliparse.parse.html import DOMNode, HTMLTree, NodeType
 
 MAX_EXPONENTS = 100_000
-"""Maximum number of raised and lowered numbers of a page that are marked."""
+"""Maximum number of raised and lowered elements of a page that are looked at."""
 MAX_INNER = 4
 """Maximum number of elements around the text before or in a raised number, such as a link around a footnote."""
 

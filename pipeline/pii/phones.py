@@ -99,6 +99,7 @@ _LABEL = re.compile(
 it, only assigned numbers with a country code count, unless a word names them; after no. and nr., that word precedes."""
 _FOLLOWING = re.compile(r"_?[0-9A-Za-z]|[-./:][0-9]|\s?(?:%|[$]|(?:EUR|USD|GBP|euros?|dollars?|km|kg)\b)")
 _YEAR = re.compile(r" \(?(?:19|20)[0-9]{2}(?![0-9-])")
+"""A year after a number, as in `030 901820 (2024)`."""
 _THOUSANDS = re.compile(r" [0-9]{1,3},[0-9]{3}(?![0-9])")
 """The last group of a number with thousands after it, as in `1965 163,214,076`."""
 # The 1 of mobile numbers in Mexico was abolished in 2019.

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import cache
 
 from pipeline.extract import native
+from pipeline.extract.charset import wide_codec
 from pipeline.extract.metadata_values import licence_name
 from pipeline.rights.preferences import (
     AGENT_NAMES,
@@ -29,6 +30,8 @@ from pipeline.rights.preferences import (
 
 MAX_HEAD_BYTES = 1 << 20
 """Number of bytes of a page that are searched if neither `</head>` nor `<body>` ends the search before."""
+SNIFFED_BYTES = 1_024
+"""Number of bytes of a page among which a NUL shows that it may be in UTF-16 or UTF-32."""
 MAX_TAG_BYTES = 8_192
 """Number of bytes of a meta tag that are read."""
 MAX_TAGS = 10_000
@@ -134,19 +137,12 @@ def head_metas(page: bytes, agents: frozenset[str] = AGENT_NAMES) -> list[tuple[
 
 
 def _in_single_bytes(page: bytes) -> bytes:
-    """Return a page in UTF-8, if it is in UTF-16 or UTF-32: known by its byte order mark, or by the zeros of ASCII."""
-    first = page[:64]
-    zeros = first.count(b"\0")
-    if 3 * zeros < len(first) and not first.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+    """Return the beginning of a page in UTF-16 or UTF-32 as UTF-8, in which ASCII characters have one byte each."""
+    if b"\0" not in page[:SNIFFED_BYTES] and not page.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         return page
-    if first.startswith((codecs.BOM_UTF32_LE, codecs.BOM_UTF32_BE)) or 2 * zeros > len(first):
-        little, size = not first.startswith(b"\0\0"), 4
-    else:
-        # Of ASCII the first byte of each pair is zero if the order is big endian.
-        by_zeros = first[::2].count(0) < first[1::2].count(0)
-        little, size = not first.startswith(codecs.BOM_UTF16_BE) and (first[:2] == codecs.BOM_UTF16_LE or by_zeros), 2
-    text = page[: size * MAX_HEAD_BYTES].decode(f"utf-{8 * size}-{'le' if little else 'be'}", "replace")
-    return text.encode("utf-8", "replace")
+    head = page[: 4 * MAX_HEAD_BYTES]
+    codec = wide_codec(head)
+    return page if codec is None else head.decode(codec, "replace").encode("utf-8", "replace")
 
 
 def head_tags(page: bytes, names: tuple[bytes, ...] = OF_NAMES) -> list[bytes]:

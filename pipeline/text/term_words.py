@@ -17,7 +17,7 @@ _SEPARATORS = bytes(byte if byte >= 128 or chr(byte).isalnum() else 32 for byte 
 
 
 def term_words(text: str) -> list[bytes]:
-    """Return the words of a casefolded text as UTF-8, split at spaces and punctuation."""
+    """Return the words of a casefolded text as UTF-8, split at spaces, at punctuation and around symbols."""
     if not text.isascii():
         text = SYMBOL.sub(r" \g<0> ", PUNCTUATION.sub(" ", text))
     return text.encode("utf-8", "replace").translate(_SEPARATORS).split()

@@ -18,10 +18,10 @@ from pipeline.extract.charset import (
     MIN_UTF8_EXTRA,
     PRESCAN_BYTES,
     _alphabet,
-    _wide_codec,
     charset_name,
     codec_of,
     decode,
+    wide_codec,
 )
 
 RUSSIAN = "Все люди рождаются свободными и равными в своём достоинстве и правах. Они наделены разумом и совестью. "
@@ -196,8 +196,8 @@ def test_accents_stand_alone_and_other_letters_together(detected: str, below: st
 
 def test_nuls_that_make_utf16() -> None:
     assert MIN_NUL_SHARE == 0.2
-    assert _wide_codec(b"a\0b\0" * 2 + b"axbx" * 8) == "utf-16-le"
-    assert _wide_codec(b"a\0b\0" + b"a\0bx" + b"axbx" * 8) is None
+    assert wide_codec(b"a\0b\0" * 2 + b"axbx" * 8) == "utf-16-le"
+    assert wide_codec(b"a\0b\0" + b"a\0bx" + b"axbx" * 8) is None
 
 
 def test_real_pages_with_a_known_charset(shared_data: Path) -> None:
