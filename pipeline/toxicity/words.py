@@ -203,12 +203,16 @@ def _latin_ends(entry: str) -> str:
 def read_wordlist(path: str, language: str) -> AnyWordList:
     """Read the word list in a file: an entry per line, under the section of its measure, such as `[hate]`, if any.
 
-    Raises ConfigError if the file has no word, an unknown section, or a prefix that is too short.
+    Raises ConfigError if the file is not UTF-8 or has no word, an unknown section, or a prefix that is too short.
     """
     where = f"toxicity.wordlists.{language}"
     entries: dict[str, str] = {}
     measure = OTHER
-    for number, line in enumerate(Path(path).read_text(encoding="utf-8").splitlines(), 1):
+    try:
+        content = Path(path).read_bytes().decode("utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{where}: expected a file of words in UTF-8, got {path} ({error}). Correct it.") from error
+    for number, line in enumerate(content.splitlines(), 1):
         line = line.strip()
         if line.startswith("#") or not line:
             continue

@@ -175,6 +175,27 @@ def test_a_list_file_has_comments_sections_and_words(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("language", "content", "text"),
+    [("ja", "ばか\n", "お前はばかだ"), ("en", "damn\n", "damn"), ("en", "[hate]\ndamn\n", "damn")],
+)
+def test_a_mark_of_the_encoding_is_no_part_of_a_list(language: str, content: str, text: str, tmp_path: Path) -> None:
+    path = tmp_path / "list.txt"
+    path.write_text(content, encoding="utf-8")
+    expected = read_wordlist(str(path), language).count(text)
+    path.write_text(content, encoding="utf-8-sig")
+    assert read_wordlist(str(path), language).count(text) == expected
+    assert sum(expected.by_measure.values()) == 1
+
+
+@pytest.mark.parametrize("charset", ["latin-1", "utf-16"])
+def test_a_list_in_another_encoding(charset: str, tmp_path: Path) -> None:
+    path = tmp_path / "list.txt"
+    path.write_text("böse\n", encoding=charset)
+    with pytest.raises(ConfigError, match=r"toxicity\.wordlists\.de: expected a file of words in UTF-8"):
+        read_wordlist(str(path), "de")
+
+
+@pytest.mark.parametrize(
     ("language", "line", "message"),
     [
         ("en", "[thread]", r"expected a section of hate, .*, got \[thread\] in line 1 of .*Rename the section"),
