@@ -14,7 +14,7 @@ from pipeline.engine.stage import EVERY, Check, Cutoffs, PerDocument, Row, RowFu
 from pipeline.text.fasttext_input import readable
 from pipeline.text.spans import Span, complement, map_visible_spans
 from pipeline.toxicity.model import ToxicityModel, load_toxicity
-from pipeline.toxicity.sentences import sentence_spans
+from pipeline.toxicity.sentences import sentence_spans, sentences_with
 from pipeline.toxicity.words import LANGUAGES, LISTS, MEASURES, OTHER, AnyWordList, read_wordlist
 from schemas.config import Section, decision, location, suggest_name
 from schemas.errors import ConfigError, ContractError
@@ -45,8 +45,9 @@ class ToxicityConfig(Section):
     violence, and other, for files without sections. Words of violence are in every report of a crime."""
     action: Action = "drop"
     """What the limits do. `drop` drops a document beyond one. `mark` keeps it, and names the limit in the column
-    `marked_by` of `verdicts`. `cut_sentences` cuts each sentence with a listed word of `measures` or that the
-    classifier takes for toxic, and drops a document only beyond `max_cut_share`."""
+    `marked_by` of `verdicts`. `cut_sentences` cuts each sentence that the classifier takes for toxic or that has a
+    listed word of `measures`, with all sentences over which a listed phrase extends, and drops a document only beyond
+    `max_cut_share`."""
     max_word_share: float | None = decision(0.01, ge=0, le=1)
     """Maximum share of the text's words that are on the list; of its characters in languages without spaces. Default:
     the English cut-off of ROOTS (Laurençon et al. 2022, arXiv 2303.03915); "none" measures without dropping."""
@@ -229,14 +230,17 @@ class Meter:
         spans = sentence_spans(text) if self._scores(language) or (self._cuts and found and row["toxic_words"]) else []
         toxic = self._toxic_sentences(row, text, spans)
         if self._cuts and "_rest" not in row:  # a document that is measured again has lost its toxic sentences before
-            toxic |= {n for n, span in enumerate(spans) if row["toxic_words"] and self._is_listed(text, span, words)}
+            if words and row["toxic_words"]:
+                rest = [n for n in range(len(spans)) if n not in toxic]
+                listed = sentences_with(text, [spans[n] for n in rest], lambda part: self._is_listed(part, words))
+                toxic.update(rest[n] for n in listed)
             row["toxic_cut_share"] = cut_sentences(row, [spans[number] for number in sorted(toxic)])
 
     def _scores(self, language: str | None) -> bool:
         return self._model is not None and language in self._model.languages
 
-    def _is_listed(self, text: str, span: Span, words: AnyWordList | None) -> bool:
-        return words is not None and words.count(text[slice(*span)]).total(self._measures) > 0
+    def _is_listed(self, text: str, words: AnyWordList) -> bool:
+        return words.count(text).total(self._measures) > 0
 
     def _toxic_sentences(self, row: Row, text: str, spans: list[Span]) -> set[int]:
         """Set the columns of the classifier of sentences, and return the numbers of the toxic or hateful sentences."""
@@ -313,7 +317,7 @@ def checks(config: ToxicityConfig, models: Mapping[str, str], cutoffs: Cutoffs) 
 
 TOXICITY = PerDocument(
     name="toxicity",
-    version=6,
+    version=7,
     config=ToxicityConfig,
     reads=("text", "cuts", "_body", "_words", "language"),
     adds=(

@@ -170,6 +170,39 @@ def test_toxic_sentences_are_cut(sentences: str) -> None:
     assert (row["_body"], row["cuts"], row["toxic_cut_share"], drop) == (FINE, [], 0.0, None)
 
 
+LONG = "the river is wide and calm, "
+
+
+@pytest.mark.parametrize(
+    ("before", "listed"),
+    [
+        ("", "I am going\nto kill you"),
+        (FINE, "f. u. c. k."),
+        *((LONG * 14 + "x" * extra + " ", "son of a bitch") for extra in range(1, 12)),
+        *((LONG * 14 + "x" * extra + " ", "motherfucker") for extra in range(1, 12)),
+    ],
+)
+def test_a_listed_phrase_over_the_ends_of_sentences_is_cut(before: str, listed: str, tmp_path: Path) -> None:
+    path = tmp_path / "list.txt"
+    path.write_text("going to kill you\nfuck\nson of a bitch\nmotherfucker\n", encoding="utf-8")
+    text = f"{FINE}{before}{listed} and more words here. {FINE}{listed}. {FINE}"
+    settings = {"wordlists": {"en": str(path)}, "max_cut_share": None}
+    row, _ = run(text, action="cut_sentences", **settings)
+    assert row["toxic_words"] == 2
+    assert row["_body"].count(FINE.strip()) == text.count(FINE.strip())
+    again, _ = run(row["_body"], action="cut_sentences", **settings)
+    assert (again["toxic_words"], again["cuts"]) == (0, [])
+
+
+def test_a_word_without_a_sentence_end_near_it_is_cut() -> None:
+    for place in range(390, 401):
+        text = "今天天气很好，" * 60
+        text = text[:place] + "操你妈" + text[place:]
+        row, _ = run(text, "zh", action="cut_sentences", max_cut_share=None)
+        assert row["toxic_words"] == 1
+        assert run(row["_body"], "zh")[0]["toxic_words"] == 0
+
+
 def test_sentences_are_cut_after_earlier_cuts(sentences: str) -> None:
     config = ToxicityConfig(classifier=sentences, action="cut_sentences")
     text = FINE + "MENU" + NASTY + FINE
