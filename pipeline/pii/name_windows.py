@@ -19,7 +19,7 @@ CONTEXT_CHARS = 60
 MAX_CANDIDATE_CHARS = 80
 """Maximum length of a candidate; a longer one is no name [characters]."""
 MAX_SEARCHED = 200_000
-"""Maximum length of text that is searched for candidates [characters]."""
+"""Maximum length of text that is searched for candidates at once [characters]; a longer one is divided."""
 _FIRST_NAMES = """
     aaron abdul abdullah abigail adam adrian agnes ahmed alain alan albert alberto alejandro aleksandr alessandro
     alex alexander alexandra alexandre alexis alfred ali alice alicia alison allan allen amanda amina amit amy ana

@@ -7,7 +7,7 @@ document has the same words, in the title and the fields too, and a person's las
 import re
 import tempfile
 import zipfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ import regex
 
 from pipeline.pii.matching import import_presidio
 from pipeline.pii.name_text import as_usually_written, even_lines, even_text
-from pipeline.pii.name_windows import CASED, MAX_CANDIDATE_CHARS, THINGS, find_windows, small_words_of
+from pipeline.pii.name_windows import CASED, MAX_CANDIDATE_CHARS, MAX_SEARCHED, THINGS, find_windows, small_words_of
 from schemas.errors import ConfigError
 
 ENTITY_OF: Mapping[str, str] = {"person": "PERSON", "location": "LOCATION", "organisation": "ORGANIZATION"}
@@ -107,19 +107,23 @@ class NameFinder:
         if pipeline is None or not text:
             return NO_NAMES
         small, text = small_words_of(text), as_usually_written(text)
-        if self._windows is None:
-            read = _pieces(text)
-        else:
-            most = self._windows * max(1, round(len(text) / WINDOWS_CHARS))
-            read = find_windows(text, most, self._persons_only, small).texts
         types: dict[str, str] = {}
-        documents = map(pipeline, read) if self._windows is None else read_together(pipeline, read)
-        for document in documents:
+        for document in self._read(pipeline, text, small):
             for entity in document.ents:
                 kind = self._labels.get(entity.label_)
                 if kind is not None and len(types) < MAX_NAMES:
                     types |= dict.fromkeys(_parts_of(entity.text), kind)
         return Names(_with_forms(types, small))
+
+    def _read(self, pipeline: Any, text: str, small_words: frozenset[str]) -> Iterator[Any]:
+        """Yield what a pipeline makes of a text, or of its windows."""
+        if self._windows is None:
+            yield from map(pipeline, _pieces(text, READ_CHARS))
+            return
+        for piece in _pieces(text, MAX_SEARCHED):
+            most = self._windows * max(1, round(len(piece) / WINDOWS_CHARS))
+            windows = find_windows(piece, most, self._persons_only, small_words)
+            yield from read_together(pipeline, windows.texts)
 
 
 def _with_forms(types: Mapping[str, str], small_words: frozenset[str]) -> dict[str, str]:
@@ -150,15 +154,15 @@ def read_together(pipeline: Any, texts: Sequence[str]) -> list[Any]:
     return documents
 
 
-def _pieces(text: str) -> list[str]:
-    """Return a text in pieces of at most READ_CHARS characters that end where a word does."""
-    pieces = []
-    while len(text) > READ_CHARS:
-        end = max(text.rfind("\n", 1, READ_CHARS), text.rfind(" ", 1, READ_CHARS))
-        end = end if end > 0 else READ_CHARS
-        pieces.append(text[:end])
-        text = text[end:]
-    return [*pieces, text]
+def _pieces(text: str, most: int) -> list[str]:
+    """Return a text in pieces of at most `most` characters that end where a word does."""
+    pieces, start = [], 0
+    while len(text) - start > most:
+        end = max(text.rfind("\n", start + 1, start + most), text.rfind(" ", start + 1, start + most))
+        end = end if end > 0 else start + most
+        pieces.append(text[start:end])
+        start = end
+    return [*pieces, text[start:]]
 
 
 def _parts_of(found: str) -> list[str]:

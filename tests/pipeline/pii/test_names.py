@@ -286,6 +286,17 @@ def test_an_address_inside_a_name_is_replaced_with_it(tmp_path: Path) -> None:
     assert row["text"] == "<EMAIL>"
 
 
+@pytest.mark.parametrize("whole", [False, True])
+def test_names_anywhere_in_a_long_document_are_found(tmp_path: Path, whole: bool) -> None:
+    config = PiiConfig(
+        types=(), ner_models={"en": pipeline_of(tmp_path, "en", Ana_Lopez="PERSON")}, ner_whole_texts=whole
+    )
+    text = "the river is wide and calm. " * (MAX_SEARCHED // 20) + "We met Ana Lopez."
+    row = {"text": text, "title": None, "url": None, "language": "en"}
+    make_pii(config, model_files(config))(row)
+    assert row["text"].endswith("We met <PERSON>.")
+
+
 def test_a_file_without_a_usable_pipeline_is_refused(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     empty = shutil.make_archive(str(tmp_path / "empty"), "zip", tmp_path / "empty")
