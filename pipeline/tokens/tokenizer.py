@@ -21,7 +21,7 @@ from pydantic import Field, model_validator
 
 from schemas.config import Section, location, suggest_name
 from schemas.errors import ConfigError
-from schemas.tokens import RESERVED, TokenizerContract, encode_marks_as_text, escape, unescape
+from schemas.tokens import RESERVED, TokenizerContract, encode_exactly, escape, unescape
 
 Kind = Literal["sentencepiece", "huggingface"]
 Ids = npt.NDArray[np.unsignedinteger[Any]]
@@ -307,7 +307,7 @@ def _load_huggingface(data: bytes, config: TokenizerConfig) -> LoadedModel:
     import tokenizers
 
     model = tokenizers.Tokenizer.from_buffer(data)
-    encode_marks_as_text(model)
+    encode_exactly(model)
     model.no_padding()
     model.no_truncation()
     reserved = {}

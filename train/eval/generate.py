@@ -16,7 +16,7 @@ from torch import Tensor
 from schemas.errors import ConfigError, ContractError, PenstockError
 from schemas.logs import print_error, printable_output
 from schemas.storage import Store
-from schemas.tokens import Dataset, TokenizerContract, encode_marks_as_text, escape
+from schemas.tokens import Dataset, TokenizerContract, encode_exactly, escape
 from train.checkpoint.state import (
     STORED_WEIGHTS,
     default_device,
@@ -86,7 +86,7 @@ def open_codec(dataset: Dataset) -> Codec:
     from tokenizers import Tokenizer
 
     tokenizer = Tokenizer.from_buffer(data)
-    encode_marks_as_text(tokenizer)
+    encode_exactly(tokenizer)
     tokenizer.no_padding()
     tokenizer.no_truncation()
     return Codec(

@@ -26,7 +26,7 @@ from schemas.errors import ConfigError, ContractError, PenstockError
 from schemas.logs import print_error, printable_output
 from schemas.storage import Store
 from schemas.tables import DOC_ID, SCORES
-from schemas.tokens import ESCAPE, SPACE, Dataset, TokenizerContract, encode_marks_as_text, escape
+from schemas.tokens import ESCAPE, SPACE, Dataset, TokenizerContract, encode_exactly, escape
 from train.checkpoint.folder import CHECKPOINTS
 from train.checkpoint.state import (
     default_device,
@@ -219,7 +219,7 @@ def open_offset_encoder(dataset: Dataset) -> OffsetEncoder:
     from tokenizers import Tokenizer
 
     tokenizer = Tokenizer.from_buffer(data)
-    encode_marks_as_text(tokenizer)
+    encode_exactly(tokenizer)
     tokenizer.no_padding()
     tokenizer.no_truncation()
 

@@ -77,12 +77,15 @@ def _merges(model: Any) -> Iterator[tuple[str, str]]:
 def with_separators(data: bytes, contract: TokenizerContract) -> bytes:
     """Return a tokenizer.json of a dataset that adds to a text what begins documents, and nothing else.
 
-    It is unchanged if it does so already. Reserved tokens that its model does not have become special tokens. If their
-    ids cannot be had, it is unchanged too, with a warning.
+    It is unchanged if it does so already, but the dropout of BPE is removed. Reserved tokens that its model does not
+    have become special tokens. If their ids cannot be had, it is unchanged too, with a warning.
     """
     from tokenizers import Tokenizer, processors
 
     tokenizer = Tokenizer.from_buffer(data)
+    if getattr(tokenizer.model, "dropout", None):  # training encodes without it
+        tokenizer.model.dropout = None
+        data = str(tokenizer.to_str(pretty=False)).encode()
     tokenizer.no_padding()
     tokenizer.no_truncation()
     before = [contract.reserved[name] for name in contract.before]

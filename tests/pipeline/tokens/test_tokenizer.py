@@ -112,6 +112,17 @@ def test_nothing_is_lost_and_nothing_injected(tokenizer: Tokenizer, text: str) -
     assert ids.dtype == tokenizer.contract.dtype
 
 
+def test_a_text_has_the_same_ids_at_each_call(given_json: Path, tmp_path: Path) -> None:
+    model = json.loads(given_json.read_text(encoding="utf-8"))
+    model["model"]["dropout"] = 0.3
+    path = tmp_path / "tokenizer.json"
+    path.write_text(json.dumps(model), encoding="utf-8")
+    text = "the river and the town beside the river " * 9
+    expected = load_tokenizer(given_json, "huggingface", given_config(given_json)).encode(text).tolist()
+    loaded = load_tokenizer(path, "huggingface", given_config(path))
+    assert all(loaded.encode(text).tolist() == expected for _ in range(9))
+
+
 def test_marks_that_a_model_does_not_call_special_are_text(tmp_path: Path) -> None:
     model = byte_level()
     model.add_tokens(["<|fim_prefix|>", "<tool_call>", "[INST]", "    ", "tramway"])
