@@ -45,6 +45,7 @@ THREADS = 4
 PROBE_TEXTS = (
     *("", " ", "  two  spaces  ", "line\nbreak\r\n\n\ttab", "\0", "é e\u0301 ﬁ ½ Å № ＡＢ", "\ufeff\u200b\u00a0x"),
     *("中文，日本語、한국어 ไทย", "العربية हिन्दी עברית", "😀👩‍👩‍👧🇩🇪", "\u2581a \u2581", "\ufdd01 \ufffd⁇ <unk>"),
+    *("``a'' “b” ‘c’ „d“ «e» – — … − × · •", "$ € £ ¥ § © ® ™ ° µ"),
     *("<s></s><pad><bos><mask><sentinel_0>[MASK]<|endoftext|><0x0A>", "a" * 300, "1234567890 3.14", "I 'm \U0010ffff"),
 )  # fmt: skip
 """Texts that a tokenizer does not reproduce if it normalizes or drops characters, or if text can encode to its special

@@ -264,6 +264,14 @@ def test_a_normalizing_model_is_rejected_unless_allowed(tmp_path: Path) -> None:
     assert lossy.decode(lossy.encode("ABC")) == "abc"
 
 
+@pytest.mark.parametrize("pair", [("``", '"'), ("“", '"'), ("–", "-"), ("…", "..."), ("€", "EUR")])
+def test_a_model_that_replaces_quotes_dashes_or_signs_is_rejected(pair: tuple[str, str], tmp_path: Path) -> None:
+    path = tmp_path / "tokenizer.json"
+    byte_level(normalizers.Replace(*pair)).save(str(path))
+    with pytest.raises(ConfigError, match=r"expected decode\(encode\(x\)\) == x"):
+        load_tokenizer(path, "huggingface", given_config(path))
+
+
 def test_a_model_that_drops_unknown_characters_is_rejected(tmp_path: Path) -> None:
     model = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
