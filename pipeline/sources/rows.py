@@ -39,9 +39,9 @@ of one repeated value has 10^8 rows in 200 kB, each of which would cost time and
 UNREADABLE = (pa.ArrowException, OSError, ValueError)
 """Errors of pyarrow on damaged files. One of the storage is raised again when the stream is finished."""
 PARTIAL_DATE = re.compile(r"(\d{4})(?:-(\d\d))?")
-SECONDS = re.compile(r"\d{9,10}(?:\.\d+)?|\d{13,14}")
+NUMBER_OF_DATE = re.compile(r"[0-9]{9,10}(?:\.[0-9]+)?|[0-9]{6}|[0-9]{12,16}|[0-9]{18,19}")
 """A number of a date in a table whose values are all texts, such as CSV: seconds since 1970 from 1973 to 2286,
-milliseconds from 2001 on, or year to second without signs."""
+or parts of a second or a date of the calendar by the number of digits, as for other numbers."""
 CALENDAR = {4: "%Y", 6: "%Y%m", 8: "%Y%m%d", 14: "%Y%m%d%H%M%S"}
 """Number of digits → form of a whole number that is a date of the calendar. As seconds since 1970, the shorter ones
 would be times before 1974."""
@@ -235,7 +235,9 @@ def plain_value(value: Any, depth: int = 0) -> Any:
 def date_of(value: Any) -> datetime | None:
     """Return the date of a row in UTC; None if the value is no date that the column can hold."""
     if isinstance(value, str):
-        value = float(text) if SECONDS.fullmatch(text := value.strip()) else text.removesuffix(" UTC")
+        text = value.strip()
+        number = NUMBER_OF_DATE.fullmatch(text) is not None
+        value = (float(text) if "." in text else int(text)) if number else text.removesuffix(" UTC")
     try:
         if isinstance(value, datetime):
             found = value

@@ -233,7 +233,7 @@ def _with_mark(rows: Iterator[tuple[Row, Drop | None]]) -> Iterator[tuple[Row, D
 
 SOURCE = Source(
     name="source",
-    version=7,
+    version=8,
     config=SourceConfig,
     adds=COLUMNS,
     reasons=REASONS,
