@@ -142,8 +142,8 @@ def find_splits(config: SourceConfig) -> list[Split]:
         try:
             if WAT.search(name):
                 raise ValueError("a WAT file, which has no text. Use `penstock links` for its links.")
-            format_name = config.format if config.format != AUTO else file.format or _format_of(name)
             size, identity, place = _check_readable(file, packs)
+            format_name = config.format if config.format != AUTO else file.format or _format_of(name)
             if (problem := FORMATS[format_name].problem(file.uri, config)) is not None:
                 raise ValueError(problem)
         except ValueError as error:

@@ -96,6 +96,8 @@ def test_a_relative_path_and_a_name_with_wildcards_in_it(crawl, monkeypatch):
         (["{}/*.arc"], r"\*\.arc, got no file that matches this pattern\. Correct the path\."),
         (["{}/none/*.warc"], r"none/\*\.warc, got .*none"),
         (["{}/none.warc"], r"none\.warc, got no such file\. Correct the path\."),
+        (["{}/none"], r"none, got no such file\. Correct the path\."),
+        (["{}"], r"got a folder\. Name its files, such as FOLDER"),
         (["{}/deep.warc"], r"deep\.warc, got a folder\. Name its files"),
         (["{}/gone.warc"], r"gone\.warc, got no such file"),
         (
