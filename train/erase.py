@@ -1,30 +1,41 @@
 """The erasure of weights that have read documents of a takedown.
 
 After a replay, the checkpoints that it replaced are in `train/replaced`. All of them are deleted, and so is every
-current checkpoint that was trained on a removed document. What is deleted is recorded first, beside the certificate of
-each takedown, so that a process that is killed leaves a record that the check refutes, and no deletion without one.
+current checkpoint that was trained on a removed document. What has read documents of a takedown is recorded first,
+beside the certificate of that takedown, so that a process that is killed leaves a record that the check refutes, and no
+deletion without one.
 """
 
 import shutil
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
+from itertools import takewhile
 from pathlib import Path
 
 from schemas.erasure import ErasedCheckpoint, ErasedFile, Erasure, write_erasure
 from schemas.leases import check_still_held, delete_files
 from schemas.paths import check_own_folders
 from schemas.storage import Store
-from schemas.takedown import Certificate, read_certificate, takedown_ancestry
+from schemas.takedown import Certificate, TrainedCheckpoint, read_certificate, takedown_ancestry
 from schemas.tokens import Dataset, open_dataset
-from train.checkpoint.folder import CheckpointMetadata, list_checkpoints, remove_checkpoint, remove_incomplete
+from train.checkpoint.folder import (
+    CHECKPOINTS,
+    CheckpointMetadata,
+    list_checkpoints,
+    remove_checkpoint,
+    remove_incomplete,
+)
 from train.dataset_history import read_replays, takedowns_at_same_positions, takedowns_seen, takedowns_since
 from train.takedown_replay import REPLACED, notes_aside, weights_of
+
+NONE = ""
+"""Key of replaced checkpoints that have read documents of no takedown."""
 
 
 def find_replaced(run: Store) -> dict[str, list[ErasedCheckpoint]]:
     """Return what `erase_replaced` would delete, by the id of each takedown whose documents it has, or may have, read.
 
-    Empty without takedowns.
+    Replaced checkpoints that have read none of them are at the key NONE. Empty without takedowns.
     """
     dataset = open_dataset(run)
     line = takedown_ancestry(run, dataset.manifest)
@@ -33,8 +44,10 @@ def find_replaced(run: Store) -> dict[str, list[ErasedCheckpoint]]:
     found: dict[str, list[ErasedCheckpoint]] = {}
     aside = dict(notes_aside(run))
     for name, note in aside.items():
-        since = takedowns_since(dataset, note.identity.dataset) or line
-        _add(found, since, _described(name, note))
+        checkpoint, seen = _described(name, note), _seen_aside(run, dataset, name, note)
+        _add(found, seen, checkpoint)
+        if not seen:
+            found.setdefault(NONE, []).append(checkpoint)
     for checkpoint in _incomplete(run, [*aside]):
         _add(found, line, checkpoint)
     for note in list_checkpoints(run):
@@ -55,6 +68,7 @@ def erase_replaced(run: Store, found: dict[str, list[ErasedCheckpoint]]) -> list
             Erasure(takedown=own, certificate=read_certificate(run, own).seal, at=at, checkpoints=checkpoints),
         )
         for own, checkpoints in found.items()
+        if own != NONE
     ]
     deleted = {own.checkpoint: own for checkpoints in found.values() for own in checkpoints}
     for name, checkpoint in deleted.items():
@@ -72,6 +86,36 @@ def _seen(run: Store, dataset: Dataset, note: CheckpointMetadata) -> list[Certif
         return since  # positions have moved, so the documents cannot be looked up
     known = takedowns_at_same_positions(dataset)
     return takedowns_seen(weights_of(note), known, read_replays(run))
+
+
+def _seen_aside(run: Store, dataset: Dataset, name: str, note: CheckpointMetadata) -> list[Certificate]:
+    """Return the takedowns whose documents a replaced checkpoint has read, or may have read; `name`: its folder.
+
+    One that has read none is not named in a record: training again on the new dataset writes the same bytes once more.
+    """
+    line, digest = takedown_ancestry(run, dataset.manifest), note.identity.dataset
+    since, replays = takedowns_since(dataset, digest), read_replays(run)
+    folder, _, file = name.rpartition("/")
+    moved = f"{CHECKPOINTS}/{file.partition('.')[0]}"
+    # A replay that was repeated from the same dataset has moved a checkpoint of the same name, so each is considered.
+    moves = [i for i, replay in enumerate(replays) if folder.endswith(replay.before[:12]) and moved in replay.set_aside]
+    if not moves or not (since or digest == dataset.digest):
+        return line
+    certified = [
+        certificate
+        for certificate in since
+        if any(model.may_have_seen for model in _models_like(certificate, note)) or not _models_like(certificate, note)
+    ]
+    # Documents of takedowns before its dataset, if a replay resumed from a checkpoint that had read them.
+    before = [*takewhile(lambda certificate: certificate.mode != "compact", line[len(since) :])]
+    earlier = [own.id for i in moves for own in takedowns_seen(weights_of(note), before, replays[:i])]
+    return [*certified, *(certificate for certificate in before if certificate.id in earlier)]
+
+
+def _models_like(certificate: Certificate, note: CheckpointMetadata) -> list[TrainedCheckpoint]:
+    """Return the checkpoints in a certificate with the step and dataset of a checkpoint, wherever it has been moved."""
+    key = (note.step, note.identity.dataset)
+    return [model for model in certificate.effects.models if (model.step, model.dataset) == key]
 
 
 def _add(found: dict[str, list[ErasedCheckpoint]], takedowns: Sequence[Certificate], own: ErasedCheckpoint) -> None:

@@ -14,6 +14,7 @@ from tests.support.paths import ROOT
 from tests.support.tiny_runs import copied, make_run, notes, opened, trained
 from tests.support.tiny_takedown import certificates, documents_of, spans_of, take_down
 from tests.support.tiny_takedown import opened as dataset_of
+from train.erase import find_replaced
 from train.takedown_replay import REPLACED, begin_replay, steps_with_documents
 
 CHECKER = ROOT / "pipeline/takedown/check_alone.py"
@@ -102,6 +103,41 @@ def test_with_a_takedown_the_checkpoints_that_have_read_the_documents_are_erased
         "train/checkpoints/step-000008",
     ]
     assert begin_replay(Store(str(run)), "clean").set_aside == []
+
+
+def test_weights_that_training_writes_again_without_the_documents_are_not_recorded(old, document, tmp_path, capsys):
+    """The first steps have no removed document, so their weights are the same bytes before and after a replay."""
+    run = copied(old, tmp_path / "run")
+    dirty, clean = state_files(run, (6, 8)), state_files(run, (2, 4))
+    assert take_down(run, doc=[document]) == 0
+    assert begin_replay(Store(str(run)), "0").from_step == 0
+    trained(run, 1)
+    assert len(state_files(run, (2, 4)).keys() & clean.keys()) == 2  # the tensors; the metadata of a save has its id
+    capsys.readouterr()
+    assert take_down(run, erase_replaced=True) == 0
+    assert "4 checkpoint(s)" in capsys.readouterr().out
+    assert not (run / REPLACED).exists()
+    identifier = certificates(run)[0].id
+    [(_, record)] = erasures_of(Store(str(run)), identifier)
+    assert {file.sha256 for own in record.checkpoints for file in own.files} == dirty.keys()
+    assert take_down(run, check=f"takedowns/{identifier}.json") == 0
+    assert check_alone(run, identifier).returncode == 0
+
+
+def test_a_replaced_checkpoint_is_recorded_for_a_takedown_before_its_dataset(old, document, tmp_path):
+    """Training resumed from weights that had read the first document, so all later ones have read it too."""
+    run = copied(old, tmp_path / "run")
+    assert take_down(run, doc=[document]) == 0
+    (first,) = [own.id for own in certificates(run)]
+    begin_replay(Store(str(run)), "6")
+    trained(run, 1)
+    other = next(row["doc_id"].hex() for row in documents_of(dataset_of(run)) if row["stream"].endswith("/heldout"))
+    assert take_down(run, doc=[other]) == 0
+    (second,) = {own.id for own in certificates(run)} - {first}
+    assert begin_replay(Store(str(run)), "clean").from_step == 4
+    found = find_replaced(Store(str(run)))
+    assert [own.step for own in found[first]] == [8, 6, 8]  # of the first training, and of that on each dataset
+    assert second not in found
 
 
 def test_a_changed_record_is_found(old, document, tmp_path, capsys):
