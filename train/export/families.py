@@ -64,6 +64,8 @@ class Family:
     """Training objectives of models whose attention is that of the family."""
     is_square: bool = False
     """True if each head has its own key, and all heads together the width of the model."""
+    heads_divide_width: bool = False
+    """True if `transformers` loads only models whose width is a multiple of the number of heads."""
     head: StoredPlace = field(default_factory=lambda: StoredPlace("lm_head"))
     """StoredPlace of the output matrix, if it is not the embedding."""
 
@@ -85,6 +87,8 @@ def _beyond(family: Family, shape: ModelShape) -> Iterator[str]:
     for name, value in family.fixed.items():
         if (own := getattr(shape, name)) != value:
             yield f"{name} = {str(own).lower() if isinstance(own, bool) else own}"
+    if family.heads_divide_width and shape.d_model % shape.num_heads:
+        yield f"num_heads = {shape.num_heads}, which does not divide d_model = {shape.d_model}"
     if family.is_square and shape.num_kv_heads != shape.num_heads:
         yield f"num_kv_heads = {shape.num_kv_heads}"
     if family.is_square and shape.query_width != shape.d_model:
@@ -336,6 +340,7 @@ FAMILIES = {
         read=_read_llama,
         conditions=_llama_conditions,
         no_parameters=r".*rotary_emb\.inv_freq",
+        heads_divide_width=True,
     ),
     "qwen3": Family(
         model_type="qwen3",

@@ -276,3 +276,14 @@ def test_a_matrix_of_three_parts_that_has_another_size(tmp_path: Path) -> None:
 def test_families_are_told_apart_by_their_shapes() -> None:
     assert {name: family_of(shape_of(name)).model_type for name in SHAPES} == {name: name for name in SHAPES}
     assert family_of(TINY).model_type == "llama"
+
+
+def test_a_width_that_the_heads_do_not_divide(tmp_path: Path) -> None:
+    """LlamaConfig of `transformers` rejects it, whatever its head_dim is; that of Qwen 3 does not."""
+    transformers = pytest.importorskip("transformers")
+    uneven = {"num_heads": 6, "num_kv_heads": 2, "head_dim": 8}
+    with pytest.raises(ConfigError, match="LlamaForCausalLM supports, got num_heads = 6, which does not divide d_mod"):
+        export_llama({}, TINY.model_copy(update=uneven), 64, None, tmp_path / "llama")
+    model = small_model(shape_of("qwen3").model_copy(update=uneven))
+    export_llama(dict(model.named_parameters()), model.shape, 64, None, tmp_path / "qwen3")
+    assert transformers.Qwen3ForCausalLM.from_pretrained(tmp_path / "qwen3").config.num_attention_heads == 6
