@@ -16,6 +16,7 @@ from typing import Any
 
 from pipeline.lineage.data import TableTraversal
 from pipeline.lineage.graph import Lineage, LineageBuilder, Node
+from schemas.checkpoints import CHECKPOINTS, read_checkpoints
 from schemas.errors import REMOVE_CHECKPOINT, ConfigError, ContractError, reading
 from schemas.ids import digest_of
 from schemas.manifest import RUN_NAME
@@ -167,7 +168,6 @@ class Quarantines:
 EVENTS_NAME = "train/events.jsonl"
 OUTCOME_NAME = "train/manifest.json"
 REPLAYS_NAME = "train/replays.json"
-CHECKPOINTS = "train/checkpoints"
 METADATA_NAME = "checkpoint.json"
 SKIPS_OF_REWINDS = "skips.txt"
 """Name of the skip list if the plan's settings do not name one; rewinds write it."""
@@ -391,11 +391,10 @@ def _verify(run: Store, builder: LineageBuilder, metadata: Json) -> None:
 
 def _checkpoints(run: Store) -> list[Json]:
     """Return the metadata of all checkpoints, in the order of steps."""
-    folder = run.child(CHECKPOINTS)
-    checkpoints = {name: folder.read_json(name) for name in folder.walk() if name.endswith(f"/{METADATA_NAME}")}
-    for name, metadata in checkpoints.items():
-        with reading(f"{folder.uri}/{name}", "checkpoint metadata", REMOVE_CHECKPOINT):
-            int(metadata["step"]), metadata["identity"]["dataset"], metadata["files"].items()
+    checkpoints = dict(read_checkpoints(run))
+    for where, metadata in checkpoints.items():
+        with reading(where, "checkpoint metadata", REMOVE_CHECKPOINT):
+            metadata["identity"]["dataset"], metadata["files"].items()
     return sorted(checkpoints.values(), key=lambda metadata: int(metadata["step"]))
 
 

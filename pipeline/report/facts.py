@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 
 from pipeline.engine.stage import Drop
 from pipeline.tokens.streams import STREAM_TABLES, TOKENS, live_tokens, mix_drops, mixed_sorting
+from schemas.checkpoints import read_checkpoints
 from schemas.errors import REMOVE_CHECKPOINT, ConfigError, ContractError, reading
 from schemas.ids import digest_of
 from schemas.manifest import RUN_NAME, Manifest, TableVersion, current_tables, read_run
@@ -28,8 +29,6 @@ from schemas.text import format_short
 
 EVENTS_NAME = "train/events.jsonl"
 OUTCOME_NAME = "train/manifest.json"
-CHECKPOINTS = "train/checkpoints"
-CHECKPOINT_METADATA_NAME = "checkpoint.json"
 REQUIRED_FIELDS = ("loss", "grad_norm", "learning_rate", "tokens_per_second")
 """Fields of every step that was not skipped."""
 
@@ -223,11 +222,9 @@ def _deciding_settings(plan: Mapping[str, Any]) -> dict[str, Any]:
 
 def _read_checkpoints(run: Store) -> list[Checkpoint]:
     """Return every complete checkpoint, oldest first. A checkpoint is complete if its metadata file exists."""
-    folder = run.child(CHECKPOINTS)
     checkpoints = []
-    for name in (name for name in folder.walk() if name.endswith(f"/{CHECKPOINT_METADATA_NAME}")):
-        metadata = folder.read_json(name)
-        with reading(f"{folder.uri}/{name}", "checkpoint metadata", REMOVE_CHECKPOINT):
+    for where, metadata in read_checkpoints(run):
+        with reading(where, "checkpoint metadata", REMOVE_CHECKPOINT):
             checkpoints.append(_checkpoint(metadata))
     return sorted(checkpoints, key=lambda checkpoint: checkpoint.step)
 

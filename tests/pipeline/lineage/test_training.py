@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 
 from pipeline.lineage.openlineage import openlineage_events
 from pipeline.lineage.training import QUARANTINE_NAME, quarantine_extensions, read_lineage
+from schemas.errors import ContractError
 from schemas.ids import digest_of
 from schemas.storage import Store
 from tests.support.lineage_run import REWIND, SKIPPED, lineage_run
@@ -114,3 +116,18 @@ def test_events_contain_the_quarantined_documents(run: Store) -> None:
     assert rewound["run"]["facets"]["penstock_rewind"]["documents quarantined"] == 2
     trained = next(event for event in written if event["job"]["name"] == "penstock.train")
     assert [dataset for dataset in trained["inputs"] if "quarantine.jsonl@" in dataset["name"]]
+
+
+def test_a_checkpoint_is_in_the_folder_of_its_step(run: Store) -> None:
+    """A copy under another name is no checkpoint, as for the trainer; metadata of another step is an error."""
+    nodes = read_lineage(run).nodes
+    folder = Path(run.path("train/checkpoints"))
+    shutil.copytree(folder / "step-000008", folder / "step-000008.bak")
+    shutil.copytree(folder / "step-000008", folder / "older/step-000008")
+    assert read_lineage(run).nodes == nodes
+    shutil.copy(folder / "step-000006/checkpoint.json", folder / "step-000008")
+    with pytest.raises(ContractError, match=r"step-000008/checkpoint.json: .* got that of step 6\. Remove this checkp"):
+        read_lineage(run)
+    (folder / "step-000008").rename(folder / "step-000099")
+    with pytest.raises(ContractError, match=r"step-000099/checkpoint.json: expected the metadata of the step in the "):
+        read_lineage(run)
