@@ -174,8 +174,8 @@ class TrainConfig(Section):
     machine share it, and later runs reuse it. Required for a run on an object store, whose logs and checkpoints are
     written there before they are uploaded. Empty = shards are read where they are."""
     cache_bytes: int | None = execution(None, ge=1)
-    """Maximum size of the shards in `cache_dir` [bytes]; at least that of the largest window of shards of each source.
-    None = 80 % of the disk space that is free at the start."""
+    """Maximum size of the shards in `cache_dir` [bytes]; at least that of the largest windows of shards of all sources
+    together, and of a held-out shard. None = 80 % of the disk space that is free at the start."""
     profile: str = execution("")
     """Steps FIRST-LAST, such as 10-12, that torch's profiler records on rank 0 in train/profile; empty = none."""
 

@@ -63,7 +63,7 @@ from train.plan.plan import (
     write_plan,
 )
 from train.remote.ahead import ReadAhead, ShardUse, check_bound
-from train.remote.cache import ShardCache, cached
+from train.remote.cache import ShardCache, cached, uncached
 from train.remote.work import WorkFolder, check_cache_given, work_folder
 
 
@@ -95,7 +95,15 @@ class TrainingSetup:
 
     def open_batches(self) -> Batches:
         """Return the reader of the run's batches, with the current skip list applied."""
-        return Batches(self.dataset, self.settings.train, open_order(self.run, self.dataset, self.plan))
+        batches = Batches(self.dataset, self.settings.train, open_order(self.run, self.dataset, self.plan))
+        if self.cache is not None:  # held-out shards are read before `read_ahead` closes any
+            self.cache.on_full = lambda: batches.close_shards(frozenset())
+        return batches
+
+    def open_uncached_batches(self) -> Batches:
+        """Return a reader of the same batches that needs no room in the cache, which those of the run may fill."""
+        dataset = uncached(self.dataset)
+        return Batches(dataset, self.settings.train, open_order(self.run, dataset, self.plan))
 
     def read_ahead(self, batches: Batches) -> ReadAhead | None:
         """Start to download shards into the cache, in the order in which `batches` reads them; None without a cache."""
@@ -135,7 +143,7 @@ def check_run(run: Store, overrides: Sequence[str], ranks: Ranks) -> CheckedRun:
         check_identity(checkpoint, identity.model_copy(update={"dataset": seen}))
         check_skips(checkpoint, plan, skip)
     if (cache := _open_cache(dataset, settings)) is not None:
-        check_bound(dataset, order, cache.num_bytes)
+        check_bound(dataset, order, cache.num_bytes, evaluates=settings.train.eval_every > 0)
     return plan, checkpoint, [*lines, *unknown_peak(settings, here)]
 
 

@@ -53,8 +53,9 @@ def measure_documents(
 
     `rows`: the rows of this rank. Call it on all ranks; the result is the same on each. The gradient does not change.
     """
-    # This needs its own reader and order: those of the run are used by the prefetch thread.
-    batches = setup.open_batches()
+    # This needs its own reader and order: those of the run are used by the prefetch thread. The documents to compare
+    # with are in shards that no step may read soon, for which a small cache would have no room.
+    batches = setup.open_uncached_batches()
     parts = ranks.on_first(lambda: _trace(setup, batches.order).documents_of_step(step))
     stage = batches.order.stage_of(step - 1)
     sources = ranks.on_first(lambda: source_levels_before(setup, step))

@@ -21,7 +21,7 @@ from schemas.errors import ConfigError, PenstockError
 from schemas.ids import digest_of
 from schemas.logs import LOGGER
 from schemas.storage import CheckedPath
-from schemas.tokens import TRAIN, Dataset, Shard
+from schemas.tokens import HELDOUT, TRAIN, Dataset, Shard
 from train.data.batches import Batches
 from train.data.order import SampleOrder
 from train.data.permutation import ChunkOrder, Ints
@@ -191,10 +191,11 @@ class ReadAhead:
         return self._use.next_use(sha256, self._step) <= self._walked
 
     def close(self) -> None:
-        """End the threads. A shard that is being downloaded is completed."""
+        """End the threads, and close the files of the batches. A shard that is being downloaded is completed."""
         self._ended.set()
         self._wake.set()
         self._thread.join()
+        self._batches.close_shards(frozenset())  # after a rewind, others are read
 
     def __enter__(self) -> Self:
         return self
@@ -205,15 +206,22 @@ class ReadAhead:
         self.close()
 
 
-def check_bound(dataset: Dataset, order: SampleOrder, num_bytes: int) -> None:
-    """Raise ConfigError if a cache of this size has no room for the largest window of shards of each source."""
-    need = 0
+def check_bound(dataset: Dataset, order: SampleOrder, num_bytes: int, evaluates: bool = False) -> None:
+    """Raise ConfigError if a cache of this size has no room for the largest window of shards of each source.
+
+    `evaluates`: True if held-out shards are read too, one at a time.
+    """
+    need, what = 0, "which the largest windows of shards of the sources have together"
     for source, stream in zip(order.sources, order.streams, strict=True):
         need += window_bytes(dataset.streams[f"{source}/{TRAIN}"], stream.chunks)
+    held = [shards for stream, shards in dataset.streams.items() if evaluates and stream.endswith(f"/{HELDOUT}")]
+    largest = max((shard.path.num_bytes for shards in held for shard in shards), default=0)
+    if largest > need:
+        need, what = largest, "the size of the largest held-out shard"
     if need > num_bytes:
         raise ConfigError(
-            f"train.cache_bytes: expected at least {need:,} bytes, which the largest windows of shards of the sources "
-            f"have together, got {num_bytes:,}. Raise train.cache_bytes, or free disk space in train.cache_dir."
+            f"train.cache_bytes: expected at least {need:,} bytes, {what}, got {num_bytes:,}. "
+            "Raise train.cache_bytes, or free disk space in train.cache_dir."
         )
 
 

@@ -224,6 +224,7 @@ class CachedFolder(Store):
     def __init__(self, folder: Store, cache: ShardCache, shards: frozenset[str]):
         """`shards`: the paths of the token shards."""
         self.__dict__.update(vars(folder))
+        self.origin = folder
         self._cache, self._shards, self._compared = cache, shards, set[str]()
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -251,6 +252,12 @@ def cached(dataset: Dataset, cache: ShardCache) -> Dataset:
     """Return the same dataset with its token shards read from a cache."""
     shards = frozenset(str(shard.path) for own in dataset.streams.values() for shard in own)
     return replace(dataset, folder=CachedFolder(dataset.folder, cache, shards))
+
+
+def uncached(dataset: Dataset) -> Dataset:
+    """Return the same dataset with its token shards read where they are."""
+    folder = dataset.folder
+    return replace(dataset, folder=folder.origin) if isinstance(folder, CachedFolder) else dataset
 
 
 def folder_name(dataset: Dataset) -> str:
