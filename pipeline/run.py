@@ -14,7 +14,7 @@ from typing import Any
 from pyspark.sql import SparkSession
 
 from pipeline.engine.code_digest import code_digest
-from pipeline.engine.part import delete_part_results, made_from
+from pipeline.engine.part import delete_part_results, delete_results_of_input, made_from
 from pipeline.engine.part_times import write_part_times
 from pipeline.engine.progress import Progress, reasons_text, step_fields, step_line, without_earlier_drops
 from pipeline.engine.spark import ship_models, show_progress
@@ -190,6 +190,7 @@ def build_step(run: Run, step: Step, inputs: Mapping[str, TableVersion], folders
     with made_from(inputs_digest(inputs)):
         context = context_of(run, step, inputs, folders)
         built = step.build(replace(context, finished=finished_parts(run, step, run.folder)))
+    check_inputs(run.folder, step.name, built[step.name], input_identities(run, step))  # before any table is committed
     work = work_since(run.spark, before)
     built[step.name].notes |= {"shuffled_bytes": work.shuffled_bytes, "task_seconds": round(work.task_seconds, 3)}
     timing = {"started": started.isoformat(timespec="seconds"), "wall_seconds": round(time.monotonic() - clock, 3)}
@@ -218,8 +219,6 @@ def commit(
 ) -> None:
     """Commit one table: write its manifest, then delete the JSON files that described its parts."""
     table, built, inputs, timing = facts
-    identities = {f"{FROM_INPUT}{split.key}": split.identity for split in run.splits} if not step.reads else {}
-    check_inputs(run.folder, table, built, identities)
     entries = [InputEntry.model_validate(source) for source in built.sources]
     for name, read in inputs.items():
         size = sum(entry.bytes for entry in read.manifest.content.files)
@@ -239,7 +238,8 @@ def commit(
         "blocks": built.blocks,
         "cpu_seconds": round(built.cpu_seconds, 3),
         "code_version": version("penstock"),
-        "lineage": {name: read.folder.uri.rsplit("/", 1)[-1] for name, read in inputs.items()} | identities,
+        "lineage": {name: read.folder.uri.rsplit("/", 1)[-1] for name, read in inputs.items()}
+        | input_identities(run, step),
         "notes": {
             **built.notes,
             RECIPE: run.recipe.to_json(),
@@ -254,11 +254,17 @@ def commit(
         LOGGER.warning(f"{step.name}: {warning}")
 
 
+def input_identities(run: Run, step: Step) -> dict[str, str]:
+    """Return size and modification time of each input file that a step reads, as `lineage` of a manifest has them."""
+    return {} if step.reads else {f"{FROM_INPUT}{split.key}": split.identity for split in run.splits}
+
+
 def check_inputs(folder: Store, table: str, built: TableResult, identities: Mapping[str, str]) -> None:
     """Compare the input files' digests with the digests that this run recorded when it built the table before.
 
-    Raises ContractError if the content of a file changed but its name, size and modification time did not. Of two
-    readings of a file of Common Crawl with different sizes, one was cut, because the file was unreachable.
+    Raises ContractError if the content of a file changed but its name, size and modification time did not; the stored
+    results of its parts are deleted, so that the next run reads the file again. Of two readings of a file of Common
+    Crawl with different sizes, one was cut, because the file was unreachable.
     """
     tables = read_run(folder).tables
     if not built.sources or table not in tables or not folder.exists(f"{table}/{tables[table]}/{MANIFEST_NAME}"):
@@ -270,6 +276,7 @@ def check_inputs(folder: Store, table: str, built: TableResult, identities: Mapp
         key = f"{FROM_INPUT}{source['name']}"
         same = earlier.run.lineage.get(key) == identities.get(key)
         if same and digests.get(name, now) != now:
+            delete_results_of_input(folder, table, source["name"])
             raise ContractError(
                 f"input {source['name']}: expected the recorded SHA-256 {digests[name][:16]}…, got {now[:16]}… "
                 "although size and modification time are unchanged. Restore the file, or name another folder with "

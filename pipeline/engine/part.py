@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from pipeline.engine.code_digest import code_digest, libraries_digest
 from pipeline.engine.failures import FailureCounts, failures_of
-from pipeline.engine.finished_parts import FinishedPart
+from pipeline.engine.finished_parts import FOLDER, FinishedPart
 from pipeline.engine.guard import PARTS, RecordGuard, delete_notes
 from pipeline.engine.isolation import LIMITS, MEMORY_FACTOR
 from pipeline.engine.live_counts import PartMeter, current_meter
@@ -401,6 +401,23 @@ def stored_result(finished: FinishedPart) -> PartResult | None:
     """Return the stored result of a part that this code has completed; None = there is none that can be read."""
     stored = _read_result(finished.folder, finished.name)
     return stored if stored is not None and stored.code == code_digest() else None
+
+
+def delete_results_of_input(run: Store, step: str, name: str) -> None:
+    """Delete the stored results of the finished parts of a step that read the input file `name`.
+
+    The next run then reads the file again. Raises ContractError if a symbolic link leads to one of the results.
+    """
+    folder = run.child(f"{FOLDER}/{step}")
+    stored = {path: _read_result(folder, path) for path in folder.names() if path.endswith(".json")}
+    of_file = [
+        path
+        for path, part in stored.items()
+        if part is not None and any(source.get("name") == name for source in part.sources)
+    ]
+    if of_file:
+        check_deletable(run, f"{FOLDER}/{step}/x")
+        delete_files(folder, of_file)
 
 
 def _read_result(folder: Store, name: str) -> PartResult | None:

@@ -16,6 +16,7 @@ from pipeline.forecast import plan_steps
 from pipeline.garbage import LOST_PART, OTHER_CODE, STALE, UNREADABLE, find_garbage
 from pipeline.prepare import prepare
 from pipeline.run import run_steps
+from schemas.errors import ContractError
 from schemas.manifest import current_tables, open_table
 from schemas.storage import Store
 from tests.support.demo_run import RECIPE, SMALL
@@ -92,6 +93,25 @@ def test_a_changed_archive_is_read_again(spark, archives: Path, grown: tuple[Pat
     os.utime(first, ns=(0, first.stat().st_mtime_ns + 1))
     run = run_on(spark, copies, folder, until="documents")
     assert written(run, "documents") == (1, len(list(copies.iterdir())) - 1)
+
+
+def test_a_restored_archive_is_read_again(spark, archives: Path, tmp_path: Path) -> None:
+    """The error asks for the old file, so the parts of the changed one must not be taken over afterwards."""
+    copies, links = shutil.copytree(archives, tmp_path / "archives"), ["extract.links=true"]
+    first = copies / "demo-000.warc.gz"
+    before, times = first.read_bytes(), first.stat()
+    run_on(spark, copies, tmp_path / "run", "demo-00[01]", until="documents")
+    first.write_bytes(before[:-1] + bytes([before[-1] ^ 1]))
+    os.utime(first, ns=(times.st_atime_ns, times.st_mtime_ns))
+    with pytest.raises(ContractError, match="although size and modification time are unchanged"):
+        run_on(spark, copies, tmp_path / "run", "demo-00[01]", until="documents", more=links)
+    first.write_bytes(before)
+    os.utime(first, ns=(times.st_atime_ns, times.st_mtime_ns))
+    assert len([*(tmp_path / "run" / FOLDER / "documents").iterdir()]) == 2  # of the other archive, with both settings
+    run = run_on(spark, copies, tmp_path / "run", "demo-00[01]", until="documents", more=links)
+    other = run_on(spark, copies, tmp_path / "other", "demo-00[01]", until="documents", more=links)
+    tables = [current_tables(each) for each in (run, other)]
+    assert len({tuple(table.manifest.digest for table in each.values()) for each in tables}) == 1
 
 
 def test_parts_of_other_code_are_written_again(
