@@ -1,11 +1,12 @@
 """Selection of the documents of a takedown: by domain, URL or id, or a document with all its near-duplicates.
 
 Both tables with URLs are searched: `documents`, which includes dropped documents and has URLs as they were crawled, and
-the dataset, which has kept documents with redacted URLs.
+the dataset, which has kept documents with redacted URLs. So is a table `clean` that is older than `documents`.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from shlex import quote
 from typing import Any
 
 import pyarrow as pa
@@ -15,14 +16,16 @@ import pyarrow.parquet as pq
 from pipeline.takedown.derived import Descendants, find_descendants
 from schemas.errors import ConfigError, ContractError
 from schemas.ids import DOC_ID_BYTES
-from schemas.manifest import TableVersion, open_table, read_run
+from schemas.manifest import MANIFEST_NAME, TableVersion, current_tables, open_table, read_run
 from schemas.older_tables import read_batches
+from schemas.paths import PLACE
 from schemas.removed import RemovedDocuments, certificates_of
 from schemas.storage import Store
 from schemas.tables import PARENTS, TABLES
 from schemas.takedown import STAGE, Certificate, check_no_takedowns, salted_digest
 from schemas.tokens import open_dataset
 from schemas.urls import canonical_url, host_suffixes, is_host_of, parse_domain, resolved_host
+from schemas.versions import DATASET
 
 ID = pa.binary(DOC_ID_BYTES)
 CLUSTERED = tuple(
@@ -196,9 +199,25 @@ def _no_match(run: Store, item: tuple[str, str], earlier: str | None) -> str:
     where = f"--{item[0]} {item[1]}: expected a document of {run.uri}"
     if earlier:
         return f"{where}, got one that takedown {earlier} removed. Omit this option."
+    if _has_other_versions(run):
+        return (
+            f"{where}, got none in its current tables. Its folder has tables of other settings or inputs, which may "
+            f"hold it: `penstock takedown {quote(run.uri)} --drop-old` deletes them. Or correct the spelling."
+        )
     if item[0] == "domain":
         return f"{where}, got none. `penstock report` lists the domains of a run; correct the spelling."
     return f"{where}, got none. Look it up with `penstock show`, and correct the spelling."
+
+
+def _has_other_versions(run: Store) -> bool:
+    """Return True if the run folder has a complete version of a table with text or URLs that is not current."""
+    current = read_run(run).tables
+    return any(
+        name.partition("/")[0] != current.get(table) and PLACE.fullmatch(f"{table}/{name}") is not None
+        for table in ("documents", "clean", DATASET)
+        for name in run.child(table).walk()
+        if name.endswith(f"/{MANIFEST_NAME}")
+    )
 
 
 def parse_id(kind: str, text: str) -> bytes:
@@ -285,6 +304,8 @@ def _hosts(kind: str, value: str) -> list[str]:
 
 def _located(run: Store) -> Iterator[pa.RecordBatch | pa.Table]:
     """Yield (doc_id, url, domain) of every document of a run that no takedown removed; documents may occur twice."""
+    if "clean" in read_run(run).tables and "clean" not in current_tables(run):  # made from other `documents`
+        yield from batches_of(run, "clean", ["doc_id", "url", "domain"])
     if "documents" in read_run(run).tables:
         for batch in batches_of(run, "documents", ["doc_id", "url", "domain", "drop_stage"]):
             yield batch.filter(pc.not_equal(pc.fill_null(batch.column("drop_stage"), ""), STAGE))

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -211,6 +212,30 @@ def test_a_domain_without_a_public_suffix_has_its_hosts(run: Path, tmp_path: Pat
     }
     with pytest.raises(ConfigError, match=r"--domain example: expected a document of .*, got none"):
         select_documents(store, TakedownRequest(domains=("example", "gannet.example")))
+
+
+def test_documents_that_only_older_tables_have_are_found(whole: Path, tmp_path: Path) -> None:
+    """The step `documents` was run again without some of the inputs, and later steps were not."""
+    store, gone = Store(str(whole)), next(row for row in rows_of(whole, "clean") if row["url"])
+    other = make_run(
+        tmp_path / "other", "documents", [Record(language="en", chars=9, url="http://a.example/", text="t")]
+    )
+    state, new = read_run(store), "v-0123456789ab"
+    shutil.copytree(open_table(other, "documents")[0].root, whole / "documents" / new)
+    tables = {name: version for name, version in state.tables.items() if name not in ("text", "tokens")}
+    write_run(store, state.model_copy(update={"tables": tables | {"documents": new}}))
+    assert "clean" not in current_tables(store)
+    request = TakedownRequest(urls=(gone["url"],))
+    assert gone["doc_id"] in select_documents(store, request).documents
+    write_run(store, state.model_copy(update={"tables": {"documents": new}}))
+    with pytest.raises(
+        ConfigError, match=r"got none in its current tables.* `penstock takedown .* --drop-old` deletes"
+    ):
+        select_documents(store, request)
+    assert take_down(whole, drop_old=True) == 0
+    assert not [*whole.glob("clean/v-*/*")]
+    with pytest.raises(ConfigError, match=r"got none. Look it up with `penstock show`, and correct the spelling"):
+        select_documents(store, request)
 
 
 def test_a_dry_run_lists_documents_and_their_copies(whole: Path, capsys: pytest.CaptureFixture[str]) -> None:
