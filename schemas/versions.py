@@ -153,7 +153,7 @@ def open_run(address: str) -> Store:
             "digests with `penstock lineage RUN`."
         )
     table, version = _find(run, match["digest"])
-    if read_run(run).tables.get(table) == version:
+    if read_run(run).tables.get(table) == version and replaced_input(run, table) is None:
         return run
     made = read_manifest(run.child(f"{table}/{version}"))
     return PinnedRun(run.address, pinned_tables(run, table, version), made.digest, made.run.notes.get(RECIPE, {}))
