@@ -8,13 +8,15 @@ from collections.abc import Iterator, Mapping
 
 from pipeline.disclosure.answers import FactsFile
 from pipeline.disclosure.fact import DisclosedFacts, Fact, Origin
+from pipeline.disclosure.paper import SHORT_DIGEST
 from pipeline.disclosure.table_facts import facts_of_tables, manifest_path
 from pipeline.tokens.streams import BUCKET_SEPARATOR, tokens_left
 from schemas.consumption import Consumption, sums
+from schemas.errors import ContractError
 from schemas.manifest import TableVersion, current_tables
 from schemas.storage import Store
 from schemas.tokens import HELDOUT, TRAIN, Dataset, split_copies
-from schemas.versions import DATASET
+from schemas.versions import DATASET, replaced_input
 
 CONSUMED = "consumed"
 """Name of the origin of figures of what a checkpoint has read."""
@@ -50,7 +52,16 @@ def sources_of(dataset: Dataset) -> list[str]:
 
 
 def collect(run: Store, dataset: Dataset, consumed: Consumption, answers: FactsFile, is_small: bool) -> DisclosedFacts:
-    """Return the facts of a run. `answers` decides which sources are crawled, so which domains are listed."""
+    """Return the facts of a run. `answers` decides which sources are crawled, so which domains are listed.
+
+    Raises ContractError if tables of the run have other versions than those that the dataset was made from.
+    """
+    if (name := replaced_input(run, DATASET)) is not None:
+        digest = dataset.digest[:SHORT_DIGEST]
+        raise ContractError(
+            f"{run.uri}: expected the tables that the dataset {digest} was made from, got another version of `{name}`. "
+            f"Run `penstock run` until all its steps are complete, or name the version as RUN@{digest}, with --out."
+        )
     tables = current_tables(run) | {DATASET: TableVersion(dataset.folder, dataset.manifest)}
     known = facts_of_tables(tables)
     origins = {**known.origins, **_origins_of_consumed(tables[DATASET], consumed)}

@@ -390,6 +390,34 @@ def test_a_dataset_of_earlier_tables_is_reported(run: Store, table: str, capsys:
     )
 
 
+@pytest.mark.parametrize("table", ["documents", "tokenizer"])
+def test_the_digest_of_a_dataset_of_earlier_tables_names_these(run: Store, table: str) -> None:
+    before, digest = read_run(run).tables, open_table(run, "tokens")[1].digest
+    assert not isinstance(open_run(f"{run.uri}@{digest[:12]}"), PinnedRun)
+    next_version(run, table, lambda content: content["config"].update(changed={"setting": 1}))
+    pinned = open_run(f"{run.uri}@{digest[:12]}")
+    assert isinstance(pinned, PinnedRun)
+    assert {name: before[name] for name in read_run(pinned).tables} == read_run(pinned).tables
+    assert table in read_run(pinned).tables
+    assert replaced_input(pinned, "tokens") is None
+
+
+def test_a_paper_about_a_dataset_of_earlier_tables_is_of_these(
+    run: Store, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its counts of dropped documents would be those of other settings."""
+    digest, papers = open_table(run, "tokens")[1].digest[:12], [tmp_path / "before", tmp_path / "after"]
+    words = ["--eu", "--draft", "--out"]
+    assert main(["summary", run.uri, *words, str(papers[0])]) == 0
+    next_version(run, "verdicts", lambda content: content["counts"].update(dropped={}, rows_in=0, rows_kept=0))
+    capsys.readouterr()
+    assert main(["summary", run.uri, *words, str(papers[1])]) == 2
+    error = capsys.readouterr().err
+    assert f"the dataset {digest} was made from, got another version of `verdicts`. Run `penstock run`" in error
+    assert main(["summary", f"{run.uri}@{digest}", *words, str(papers[1])]) == 0
+    assert (papers[0] / "eu.json").read_bytes() == (papers[1] / "eu.json").read_bytes()
+
+
 def test_a_dataset_whose_step_the_recipe_no_longer_has_is_reported(run: Store) -> None:
     state = read_run(run)
     write_run(run, state.model_copy(update={"tables": {k: v for k, v in state.tables.items() if k != "clean"}}))
