@@ -8,6 +8,7 @@ PEER ?=
 LMPLZ ?=
 TEXTS ?=
 SLOW ?=
+ALL ?=
 UPGRADE ?=
 TORCH ?= 2.11.0
 PYTHON2 ?=
@@ -43,8 +44,9 @@ demo: setup ## a demo crawl, every stage, a small model in two processes, the re
 test check coverage: export PYTHONDONTWRITEBYTECODE :=
 
 # Two of the processes run the tests that start processes themselves, and one of these all of Spark's: tests/conftest.py.
-test: setup ## the tests that this machine can run (SLOW=1: with the long ones, such as all layouts)
-	$(BIN)/python -m pytest -n auto --maxprocesses 8 --dist loadgroup $(if $(SLOW),,-m "not slow")
+test: setup ## the tests that this machine can run, with a quarter of the expensive files (ALL=1: all; SLOW=1: slow ones too)
+	$(BIN)/python -m pytest -n auto --maxprocesses 8 --dist loadgroup $(if $(SLOW),,-m "not slow") \
+		$(if $(SLOW)$(ALL),,--expensive-files share)
 
 check: ## before a commit: lint, and the tests that finish in a minute
 	$(BIN)/ruff check .

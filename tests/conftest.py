@@ -18,6 +18,7 @@ import hypothesis
 import pytest
 
 from tests.support.demo_run import crawl, finished, run_at
+from tests.support.expensive_files import MEASURE, FileTimes, add_options, expensive_files, is_left_out, summary
 from tests.support.paths import SHARED
 
 __all__ = ["crawl", "finished", "run_at"]
@@ -38,23 +39,6 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 hypothesis.settings.register_profile("untimed", deadline=None)
 hypothesis.settings.load_profile("untimed")
-LONGEST = (
-    "tests/train/pretrain/test_survive.py",
-    "tests/train/pretrain/test_loop.py",
-    "tests/train/pretrain/test_resume.py",
-    "tests/train/pretrain/test_spikes.py",
-    "tests/train/model/test_compiled.py",
-    "tests/train/parallel/test_layouts.py",
-    "tests/jobs/verbs/test_ladder.py",
-    "tests/train/pretrain/test_late_figures.py",
-    "tests/train/model/test_chunk_loss.py",
-    "tests/train/test_launch.py",
-    "tests/penstock/test_user_modules.py",
-    "tests/pipeline/demo_crawl/test_build.py",
-    "tests/pipeline/browse/test_server.py",
-    "tests/docs/test_site.py",
-)
-"""The files that take longest, by measured CPU time: they begin first, so that no process waits for one at the end."""
 
 
 class WithoutSpark(pytest.Module):
@@ -74,6 +58,28 @@ def is_ours(name: str) -> bool:
     """Whether a module belongs to the project, whose absence is an error everywhere."""
     top = name.partition(".")[0]
     return any((folder / top).is_dir() or (folder / f"{top}.py").exists() for folder in (TESTS.parent, TESTS))
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the options for expensive test files."""
+    add_options(parser)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Measure the time of each test file, if an option asks for it."""
+    if config.getoption(MEASURE):
+        config.pluginmanager.register(FileTimes(), "file times")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave out the expensive test files that the commit does not choose."""
+    return is_left_out(collection_path, config) or None
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    """Say which expensive test files were left out."""
+    if text := summary(config):
+        terminalreporter.write_line(text)
 
 
 def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> pytest.Module | None:
@@ -107,7 +113,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
             """Return the group that a process should run next; None if it has run all that it may."""
             place = [*self.assigned_work].index(node)
             kinds = [("spark", "light", "dist"), ("dist", "light", "spark"), ("light",)][min(place, 2)]
-            groups = [*(group for group in LONGEST if group in self.workqueue), *self.workqueue]
+            groups = [*(group for group in expensive_files() if group in self.workqueue), *self.workqueue]
             return next((group for kind in kinds for group in groups if kind_of(group) == kind), None)
 
         def _assign_work_unit(self, node: Any) -> None:

@@ -21,7 +21,8 @@ def folder_with(folder: Path, imported: str) -> Path:
     """A project of two test files, one of which imports something."""
     (folder / "tests/support").mkdir(parents=True)
     (folder / "train").mkdir()
-    for name in ("__init__.py", "conftest.py", "support/__init__.py", "support/demo_run.py", "support/paths.py"):
+    support = [f"support/{name}.py" for name in ("__init__", "demo_run", "expensive_files", "paths")]
+    for name in ("__init__.py", "conftest.py", *support):
         shutil.copy(ROOT / "tests" / name, folder / "tests" / name)
     (folder / "tests/test_one.py").write_text(f"import {imported}\n\n\ndef test_it():\n    assert False\n")
     (folder / "tests/test_two.py").write_text("def test_it():\n    assert True\n")

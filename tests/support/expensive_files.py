@@ -1,0 +1,134 @@
+"""The test files that take most CPU time, and which of them `make test` runs.
+
+`tests/expensive_files.txt` names them with their CPU seconds. `make test` runs one of SHARES shares of them, which the
+commit chooses, and all other files; with ALL=1 or SLOW=1 it runs all. So a commit is tested by the same files wherever
+it is tested, and successive commits by all. The list is renewed on Linux by
+
+    python -m pytest -n 2 --dist loadgroup -m "not slow" --measure-files
+"""
+
+import os
+import resource
+import subprocess
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.paths import ROOT
+
+LIST = ROOT / "tests" / "expensive_files.txt"
+EXPENSIVE = 8.0
+"""CPU time from which a file is expensive [s]: that of its tests and of the processes that they start."""
+SHARES = 4
+OPTION, MEASURE = "--expensive-files", "--measure-files"
+SECONDS: dict[str, float] = {}
+"""CPU time of each test file that this process has run [s]."""
+
+
+@cache
+def expensive_files() -> dict[str, float]:
+    """Return the path of each expensive file → its CPU time [s], the longest first."""
+    lines = LIST.read_text(encoding="utf-8").splitlines() if LIST.exists() else []
+    return {path: float(seconds) for seconds, _, path in (line.partition(" ") for line in lines)}
+
+
+def share_of_commit() -> int:
+    """Return the number of the share that this commit is tested with, from 0; 0 if there is no repository."""
+    command = ["git", "-C", str(ROOT), "rev-parse", "HEAD"]
+    try:
+        commit = subprocess.run(command, capture_output=True, text=True).stdout.strip()
+    except FileNotFoundError:
+        commit = ""
+    return int(commit[:8] or "0", 16) % SHARES
+
+
+def shares() -> list[list[str]]:
+    """Return the expensive files in shares that take about the same time."""
+    chosen: list[list[str]] = [[] for _ in range(SHARES)]
+    taken = [0.0] * SHARES
+    for path, seconds in expensive_files().items():
+        least = taken.index(min(taken))
+        chosen[least].append(path)
+        taken[least] += seconds
+    return chosen
+
+
+@cache
+def left_out(option: str) -> frozenset[str]:
+    """Return the expensive files that a run leaves out, by the value of OPTION."""
+    return frozenset() if option == "all" else frozenset(expensive_files()) - frozenset(shares()[share_of_commit()])
+
+
+def add_options(parser: pytest.Parser) -> None:
+    """Add the options of this module to those of pytest."""
+    parser.addoption(
+        OPTION,
+        choices=("all", "share"),
+        default="all",
+        help="all expensive test files, or the share of the commit",
+    )
+    parser.addoption(MEASURE, action="store_true", help="write the list of the expensive test files anew")
+
+
+def is_left_out(path: Path, config: pytest.Config) -> bool:
+    """Return True if a test file is an expensive one that this run leaves out."""
+    return path.is_relative_to(ROOT) and path.relative_to(ROOT).as_posix() in left_out(config.getoption(OPTION))
+
+
+def summary(config: pytest.Config) -> str:
+    """Return the line that says which expensive files a run has left out; empty if none."""
+    if not (names := left_out(config.getoption(OPTION))):
+        return ""
+    return (
+        f"{len(names)} of {len(expensive_files())} expensive test files were left out: this commit is tested with "
+        f"share {share_of_commit() + 1} of {SHARES}. `make test ALL=1` runs all."
+    )
+
+
+class FileTimes:
+    """A plugin of pytest that measures the CPU time of each file, in each process that runs tests."""
+
+    def __init__(self) -> None:
+        """Start the measurement."""
+        self.started = cpu_seconds()
+
+    def pytest_runtest_logstart(self) -> None:
+        """Begin with a test."""
+        self.started = cpu_seconds()
+
+    def pytest_runtest_logfinish(self, nodeid: str) -> None:
+        """Add the time of a test to that of its file."""
+        path = nodeid.partition("::")[0]
+        SECONDS[path] = SECONDS.get(path, 0.0) + cpu_seconds() - self.started
+
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        """Give the times of a process of xdist to the one that started it, which writes the list."""
+        if hasattr(session.config, "workeroutput"):
+            session.config.workeroutput["file_seconds"] = SECONDS
+        else:
+            found = {path: seconds for path, seconds in SECONDS.items() if seconds >= EXPENSIVE}
+            lines = [f"{found[path]:.0f} {path}\n" for path in sorted(found, key=lambda path: (-found[path], path))]
+            LIST.write_text("".join(lines), encoding="utf-8")
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node: Any) -> None:
+        """Take the times of a process of xdist that has ended."""
+        for path, seconds in getattr(node, "workeroutput", {}).get("file_seconds", {}).items():
+            SECONDS[path] = SECONDS.get(path, 0.0) + seconds
+
+
+def cpu_seconds() -> float:
+    """CPU time of this process, of its children that have ended, and of its running JVM [s]."""
+    ended = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    total = sum(usage.ru_utime + usage.ru_stime for usage in ended)
+    for status in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            name, _, values = status.read_text(encoding="utf-8").partition("(")[2].rpartition(")")
+        except (FileNotFoundError, ProcessLookupError):  # it has ended
+            continue
+        fields = values.split()
+        if name == "java" and int(fields[1]) == os.getpid():
+            total += (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    return total
