@@ -79,7 +79,7 @@ _MATLAB = _any(
     r"^\s*%", r"^\s*function\b[^{;]*$", r"^\s*(?:end|clc|close all|clear all|classdef\b.*)\s*;?\s*$", r"\.\.\.\s*$"
 )
 _MERCURY = _any(r"^:-\s*module\b")
-_MATHEMATICA = _any(r"\(\*[\s\S]{0,400}?\*\)", r"\b\w+\[\w*_\w*\]\s*:?=")
+_MATHEMATICA = _any(r"\(\*(?:(?!\(\*(?!\)))[\s\S]){0,400}?\*\)", r"\b\w+\[\w*_\w*\]\s*:?=")
 _PROLOG = _any(r"^:-\s", r"^\s*[a-z]\w*\([^()\n]*\)\s*(?::-|\.\s*$)")
 _PERL = _any(r"^\s*(?:use|package|sub|my|our)\s+[\w:$@%]", r"[$@%]\w+\s*=", r"^=(?:pod|head1|cut)\b")
 _COQ = _any(r"^\s*(?:Theorem|Lemma|Proof|Require|Definition|Inductive|Fixpoint|Qed|From\s+\w+\s+Require)\b")
