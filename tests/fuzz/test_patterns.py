@@ -34,6 +34,7 @@ SERVERS = "an error of the store that the user has chosen"
 BOUNDED: dict[str, str] = {
     "schemas.storage.AWS_ERROR": SERVERS,
     "schemas.storage.AZURE_ERROR": SERVERS,
+    "schemas.storage:' \\\\(Request ID: [^)]*\\\\)'.sub": SERVERS,
     "jobs.spark_session.JAVA_CLASS": "one line of an error of Spark, and only its first match",
     "pipeline.engine.spark.MARKED_ERROR": "an error of Spark with a mark that our workers wrote",
     "pipeline.extract.charset._COMMENT": "the first 4,096 bytes of a page",
@@ -43,6 +44,7 @@ BOUNDED: dict[str, str] = {
     "pipeline.garbage.LISTING": NAMES_OF_OURS,
     "pipeline.sources.code.languages._FIRST_LINE": "the first 200 characters of a file",
     "pipeline.sources.code.licences._TAG_END": "an expression of at most 401 characters",
+    "pipeline.sources.formats._DUMP": "names of files, and paths in an archive, of at most 64 KiB",
     "pipeline.sources.formats.SITES": "paths in an archive, of at most 64 KiB",
     "pipeline.sources.formats.POSTS_NAMES": "paths in an archive, of at most 64 KiB",
     "pipeline.sources.splits.TOKEN": "a pattern of files in the user's own recipe",
