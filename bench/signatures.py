@@ -44,7 +44,7 @@ def real_words() -> Iterator[str]:
 
 
 def drawn_words(count: int) -> list[str]:
-    """Words of letters whose frequencies follow Zipf's law, one in twelve with a mark behind it."""
+    """Words of letters whose frequencies follow Zipf's law, one in twelve with a mark after it."""
     generator = np.random.default_rng(0)
     names = ["".join(chr(97 + letter) for letter in generator.integers(0, 26, size)) for size in range(2, 12)] * 3000
     names = [f"{name[: 2 + place % 9]}{chr(97 + place % 26)}" for place, name in enumerate(names)]

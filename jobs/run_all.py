@@ -23,6 +23,7 @@ from pipeline.quality.limits import replacement_notes
 from pipeline.quality.stage import QUALITY
 from pipeline.run import run_locked_steps
 from pipeline.summary import Summary, closing_summary
+from schemas.checkpoints import CHECKPOINTS
 from schemas.errors import ConfigError
 from schemas.locks import lock_tables
 from schemas.logs import LOGGER, PREFIX, TEXT, LoggedParser, add_log_option, set_log
@@ -30,7 +31,7 @@ from schemas.manifest import RUN_NAME
 from schemas.overrides import override_words
 from schemas.storage import Store
 from schemas.tables import TABLES
-from train.checkpoint.folder import CHECKPOINTS, list_checkpoints
+from train.checkpoint.folder import list_checkpoints
 
 FILE = "file://"
 """Scheme of a URI of a local file."""

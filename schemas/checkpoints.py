@@ -8,7 +8,8 @@ from schemas.errors import REMOVE_CHECKPOINT, ContractError, reading
 from schemas.storage import Store
 
 CHECKPOINTS = "train/checkpoints"
-METADATA = re.compile(r"step-(\d{6,})/checkpoint\.json")
+METADATA_NAME = "checkpoint.json"
+METADATA = re.compile(rf"step-(\d{{6,}})/{re.escape(METADATA_NAME)}")
 """Path of the metadata of a checkpoint, below CHECKPOINTS; other folders, such as copies, are not checkpoints."""
 
 

@@ -72,13 +72,19 @@ MARK = re.compile(r"<[^<>\s]+>|\[[^\[\]\s]+\]")
 special, but a page that quotes them does not give orders. Added words and runs of spaces are vocabulary."""
 
 
-def encode_exactly(model: Any) -> None:
-    """Make a `tokenizers.Tokenizer` encode special tokens and marks that a text contains as text, without chance.
+def remove_dropout(model: Any) -> bool:
+    """Remove the dropout of BPE from a `tokenizers.Tokenizer`; return True if it had any.
 
-    With the dropout of BPE that a model was trained with (Provilkov et al. 2020), a text has other ids at each call.
+    With the dropout that a model was trained with (Provilkov et al. 2020), a text has other ids at each call.
     """
-    if getattr(model.model, "dropout", None):
+    if has_dropout := bool(getattr(model.model, "dropout", None)):
         model.model.dropout = None
+    return has_dropout
+
+
+def encode_exactly(model: Any) -> None:
+    """Make a `tokenizers.Tokenizer` encode special tokens and marks that a text contains as text, without chance."""
+    remove_dropout(model)
     added = model.get_added_tokens_decoder().values()
     model.add_special_tokens([token.content for token in added if not token.special and MARK.fullmatch(token.content)])
     model.encode_special_tokens = True  # "</s>" in a text is text

@@ -110,7 +110,10 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
             return group_of(nodeid.partition("::")[0])
 
         def _next_group(self, node: Any) -> str | None:
-            """Return the group that a process should run next; None if it has run all that it may."""
+            """Return the group that a process should run next; None if it has run all that it may.
+
+            Expensive files are first, the longest first, so that no process runs one alone at the end.
+            """
             place = [*self.assigned_work].index(node)
             kinds = [("spark", "light", "dist"), ("dist", "light", "spark"), ("light",)][min(place, 2)]
             groups = [*(group for group in expensive_files() if group in self.workqueue), *self.workqueue]

@@ -7,12 +7,13 @@ the documents are looked up in every run of the line, as far as it can be read a
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
+from schemas.checkpoints import METADATA_NAME
 from schemas.errors import PenstockError
 from schemas.origin import CHECKPOINT, ModelOrigin, origin_of
 from schemas.storage import Store
 from schemas.takedown import Effects, salted_digest
 from schemas.tokens import Dataset, open_dataset
-from train.checkpoint.folder import METADATA_NAME, CheckpointMetadata, list_checkpoints
+from train.checkpoint.folder import CheckpointMetadata, list_checkpoints
 from train.dataset_history import (
     digests_at_same_positions,
     read_replays,

@@ -12,19 +12,14 @@ from datetime import UTC, datetime
 from itertools import takewhile
 from pathlib import Path
 
+from schemas.checkpoints import CHECKPOINTS
 from schemas.erasure import ErasedCheckpoint, ErasedFile, Erasure, write_erasure
 from schemas.leases import check_still_held, delete_files
 from schemas.paths import check_own_folders
 from schemas.storage import Store
 from schemas.takedown import Certificate, TrainedCheckpoint, read_certificate, takedown_ancestry
 from schemas.tokens import Dataset, open_dataset
-from train.checkpoint.folder import (
-    CHECKPOINTS,
-    CheckpointMetadata,
-    list_checkpoints,
-    remove_checkpoint,
-    remove_incomplete,
-)
+from train.checkpoint.folder import CheckpointMetadata, list_checkpoints, remove_checkpoint, remove_incomplete
 from train.dataset_history import read_replays, takedowns_at_same_positions, takedowns_seen, takedowns_since
 from train.takedown_replay import REPLACED, notes_aside, weights_of
 

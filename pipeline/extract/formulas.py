@@ -43,7 +43,7 @@ _ANNOTATION = re.compile(
     re.IGNORECASE,
 )
 _ATTRIBUTE = re.compile(r"""(?<![\w:-])([\w:-]++)\s*+=\s*+(?:"([^"]*+)"|'([^']*+)')""")
-_KATEX_MATHML = re.compile(r'class="katex-mathml"[^<>]{0,200}+>')
+_KATEX_MATHML = re.compile(r'class="katex-mathml"(?:(?!class="katex-mathml")[^<>])*+>')
 _MATHJAX_SOURCE = re.compile(r'\bdata-mathml="([^"]*+)"')
 _EMPTY_LINE = re.compile(r"\n[ \t]*\n")
 _COMMENT = re.compile(r"(?<!\\)%[^\n]*+(\n?)")

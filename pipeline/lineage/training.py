@@ -16,7 +16,7 @@ from typing import Any
 
 from pipeline.lineage.data import TableTraversal
 from pipeline.lineage.graph import Lineage, LineageBuilder, Node
-from schemas.checkpoints import CHECKPOINTS, read_checkpoints
+from schemas.checkpoints import CHECKPOINTS, METADATA_NAME, read_checkpoints
 from schemas.errors import REMOVE_CHECKPOINT, ConfigError, ContractError, reading
 from schemas.ids import digest_of
 from schemas.manifest import RUN_NAME
@@ -168,7 +168,6 @@ class Quarantines:
 EVENTS_NAME = "train/events.jsonl"
 OUTCOME_NAME = "train/manifest.json"
 REPLAYS_NAME = "train/replays.json"
-METADATA_NAME = "checkpoint.json"
 SKIPS_OF_REWINDS = "skips.txt"
 """Name of the skip list if the plan's settings do not name one; rewinds write it."""
 NO_SKIPS = digest_of([])

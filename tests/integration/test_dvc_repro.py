@@ -110,7 +110,7 @@ def wanted(project: Project) -> list[str]:
 
 @pytest.fixture(scope="module")
 def finished(project: Project, wanted: list[str]) -> Project:
-    """The same, after `dvc repro` has run every stage once, each behind those that it reads."""
+    """The same, after `dvc repro` has run every stage once, each after those that it reads."""
     found = project.repro()
     assert sorted(found) == sorted(["settings", *wanted, "train", "report"])
     assert found[:2] == ["settings", "documents"]

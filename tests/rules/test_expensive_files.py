@@ -11,6 +11,15 @@ from tests.support import expensive_files as module
 from tests.support.expensive_files import SHARES, expensive_files, share_of_commit, shares
 from tests.support.paths import ROOT
 
+LONG = """
+import time
+
+def test_it():
+    begun = time.process_time()
+    while time.process_time() < begun + 2:
+        pass
+"""
+
 
 def git(folder: Path, *arguments: str) -> str:
     """What git prints in a folder."""
@@ -52,23 +61,29 @@ def project(tmp_path: Path) -> Path:
     return tmp_path
 
 
+def listed(folder: Path) -> dict[str, float]:
+    """The expensive files of a project → their seconds."""
+    lines = (folder / "tests/expensive_files.txt").read_text(encoding="utf-8").splitlines()
+    return {file: float(seconds) for seconds, file in map(str.split, lines)}
+
+
 def run(folder: Path, *arguments: str) -> str:
     """The output of the tests of a project, in a process of its own."""
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "tests", *arguments]
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *arguments]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
 
 def test_a_run_has_a_share_of_the_expensive_files_and_says_so(project: Path) -> None:
-    output = run(project, "-rA", "--expensive-files", "share")
+    output = run(project, "tests", "-rA", "--expensive-files", "share")
     assert "3 passed" in output
     assert "tests/test_8.py" in output
     assert (
         "6 of 8 expensive test files were left out: this commit is tested with share 1 of 4. `make test ALL=1`"
         in output
     )
-    output = run(project)
+    output = run(project, "tests")
     assert "9 passed" in output
     assert "left out" not in output
 
@@ -77,8 +92,14 @@ def test_a_run_has_a_share_of_the_expensive_files_and_says_so(project: Path) -> 
 def test_the_list_is_written_with_what_each_file_takes(project: Path, processes: tuple[str, ...]) -> None:
     path = project / "tests/support/expensive_files.py"
     path.write_text(path.read_text(encoding="utf-8").replace("EXPENSIVE = 8.0", "EXPENSIVE = 1.0"), encoding="utf-8")
-    (project / "tests/test_1.py").write_text("def test_it():\n    sum(range(10**8))\n", encoding="utf-8")
-    run(project, "--measure-files", *processes)
-    seconds, file = (project / "tests/expensive_files.txt").read_text(encoding="utf-8").split()
+    (project / "tests/test_1.py").write_text(LONG, encoding="utf-8")
+    run(project, "tests", "--measure-files", *processes)
+    ((file, seconds),) = listed(project).items()
     assert file == "tests/test_1.py"
-    assert int(seconds) >= 1
+    assert seconds >= 2
+
+
+def test_files_that_are_not_run_keep_their_times(project: Path) -> None:
+    before = listed(project)
+    run(project, "tests/test_1.py", "tests/test_2.py", "--measure-files")
+    assert listed(project) == {file: before[file] for file in before if not file.endswith(("_1.py", "_2.py"))}

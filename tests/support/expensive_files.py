@@ -2,7 +2,7 @@
 
 `tests/expensive_files.txt` names them with their CPU seconds. `make test` runs one of SHARES shares of them, which the
 commit chooses, and all other files; with ALL=1 or SLOW=1 it runs all. So a commit is tested by the same files wherever
-it is tested, and successive commits by all. The list is renewed on Linux by
+it is tested, and successive commits by all. The times of the files of a run are measured, on Linux, by
 
     python -m pytest -n 2 --dist loadgroup -m "not slow" --measure-files
 """
@@ -108,7 +108,8 @@ class FileTimes:
         if hasattr(session.config, "workeroutput"):
             session.config.workeroutput["file_seconds"] = SECONDS
         else:
-            found = {path: seconds for path, seconds in SECONDS.items() if seconds >= EXPENSIVE}
+            # Files that this run left out keep the times that an earlier run has measured.
+            found = {path: seconds for path, seconds in (expensive_files() | SECONDS).items() if seconds >= EXPENSIVE}
             lines = [f"{found[path]:.0f} {path}\n" for path in sorted(found, key=lambda path: (-found[path], path))]
             LIST.write_text("".join(lines), encoding="utf-8")
 

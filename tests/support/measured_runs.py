@@ -16,7 +16,7 @@ from train.plan.make_plan import make_plan
 from train.plan.plan import write_plan
 
 Curve = Callable[[int], float]
-"""Loss of a source behind a step, 1 = first."""
+"""Loss of a source after a step, 1 = first."""
 STEPS = 100
 RECIPE: dict[str, dict[str, Any]] = {
     "plan": {"num_layers": 1, "d_model": 32, "num_heads": 2, "num_kv_heads": 2, "d_ffw": 64},

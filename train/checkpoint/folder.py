@@ -17,6 +17,7 @@ from typing import Any
 import pyarrow.fs as pafs
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from schemas.checkpoints import CHECKPOINTS, METADATA_NAME
 from schemas.errors import ConfigError, ContractError
 from schemas.ids import canonical_json, digest_of
 from schemas.leases import check_still_held, delete_files
@@ -51,8 +52,6 @@ from train.plan.plan import (
 # It is written last, so a checkpoint exists when its metadata exists. No random state is needed: masks, also those of
 # dropout, come from a counter-based hash, so torch's generators are neither stored nor set.
 
-CHECKPOINTS = "train/checkpoints"
-METADATA_NAME = "checkpoint.json"
 READ_AT_ONCE = 16
 """Number of metadata files that are read at a time, since each is a request to an object store."""
 

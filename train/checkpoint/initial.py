@@ -6,6 +6,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from schemas.checkpoints import METADATA_NAME
 from schemas.errors import ContractError, PenstockError
 from schemas.exports import TRAINED_ON, write_receipt
 from schemas.logs import LOGGER
@@ -13,7 +14,7 @@ from schemas.origin import CHECKPOINT, ModelOrigin
 from schemas.storage import Store
 from schemas.tokens import Dataset
 from schemas.versions import DATASET
-from train.checkpoint.folder import METADATA_NAME, StateFile, folder_name, parse_metadata
+from train.checkpoint.folder import StateFile, folder_name, parse_metadata
 from train.checkpoint.state import MODEL_PREFIX, State, read_state, verify_files
 from train.export.weights import StoredWeights
 from train.model.shape import ModelShape

@@ -28,9 +28,10 @@ from torch.distributed.checkpoint.metadata import (
 from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner
 from torch.futures import Future
 
+from schemas.checkpoints import METADATA_NAME
 from schemas.errors import ContractError
 from schemas.storage import Store
-from train.checkpoint.folder import METADATA_NAME, StateFile
+from train.checkpoint.folder import StateFile
 
 DCP_PLAN = ".metadata"
 """The file in which DCP stores where each tensor lies."""

@@ -28,18 +28,12 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.distributed.tensor import DTensor
 
+from schemas.checkpoints import CHECKPOINTS, METADATA_NAME
 from schemas.errors import ContractError, PenstockError
 from schemas.leases import check_still_held
 from schemas.logs import LOGGER
 from schemas.storage import Store
-from train.checkpoint.folder import (
-    CHECKPOINTS,
-    METADATA_NAME,
-    CheckpointMetadata,
-    StateFile,
-    keep_newest,
-    remove_checkpoint,
-)
+from train.checkpoint.folder import CheckpointMetadata, StateFile, keep_newest, remove_checkpoint
 from train.checkpoint.state import State
 from train.config.train import CheckpointConfig
 from train.parallel.ranks import CONTROL_TIMEOUT, PendingSum, Ranks

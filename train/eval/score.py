@@ -22,12 +22,12 @@ import pyarrow.parquet as pq
 import torch
 import torch.nn.functional as F
 
+from schemas.checkpoints import CHECKPOINTS
 from schemas.errors import ConfigError, ContractError, PenstockError
 from schemas.logs import print_error, printable_output
 from schemas.storage import Store
 from schemas.tables import DOC_ID, SCORES
 from schemas.tokens import ESCAPE, SPACE, Dataset, TokenizerContract, encode_exactly, escape
-from train.checkpoint.folder import CHECKPOINTS
 from train.checkpoint.state import (
     default_device,
     open_checkpoint,

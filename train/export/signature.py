@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from schemas.checkpoints import METADATA_NAME
 from schemas.errors import ConfigError, ContractError, reading
 from schemas.ids import canonical_json
 from schemas.manifest import MANIFEST_NAME, read_run
@@ -20,7 +21,7 @@ from schemas.paths import is_below
 from schemas.storage import Store
 from schemas.tokens import Dataset
 from schemas.versions import DATASET
-from train.checkpoint.folder import METADATA_NAME, CheckpointMetadata
+from train.checkpoint.folder import CheckpointMetadata
 from train.dataset_history import digests_at_same_positions
 
 SIGNATURES = "signatures"

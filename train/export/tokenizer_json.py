@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from schemas.logs import LOGGER
-from schemas.tokens import ESCAPE, SPACE, TokenizerContract
+from schemas.tokens import ESCAPE, SPACE, TokenizerContract, remove_dropout
 
 NORMAL, USER_DEFINED = 1, 4
 """Types of pieces in a SentencePiece model: learned ones, and symbols that are never joined with their neighbours."""
@@ -83,8 +83,7 @@ def with_separators(data: bytes, contract: TokenizerContract) -> bytes:
     from tokenizers import Tokenizer, processors
 
     tokenizer = Tokenizer.from_buffer(data)
-    if getattr(tokenizer.model, "dropout", None):  # training encodes without it
-        tokenizer.model.dropout = None
+    if remove_dropout(tokenizer):  # training encodes without it
         data = str(tokenizer.to_str(pretty=False)).encode()
     tokenizer.no_padding()
     tokenizer.no_truncation()

@@ -11,12 +11,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from schemas.checkpoints import METADATA_NAME
 from schemas.errors import ConfigError, ContractError
 from schemas.ids import digest_of, file_sha256
 from schemas.origin import CHECKPOINT, ModelOrigin, origin_of
 from schemas.storage import MAX_JSON_BYTES, Store
 from schemas.tokens import Dataset
-from train.checkpoint.folder import METADATA_NAME, CheckpointMetadata, list_checkpoints, shape_of
+from train.checkpoint.folder import CheckpointMetadata, list_checkpoints, shape_of
 from train.config.plan import PlanConfig
 from train.export.families import shape_of_config
 from train.export.model_folder import CONFIG, check_file, read_json, weight_files

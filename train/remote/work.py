@@ -10,11 +10,12 @@ import threading
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from schemas.checkpoints import CHECKPOINTS
 from schemas.errors import ConfigError
 from schemas.ids import digest_of
 from schemas.paths import METRICS_NAME, RANKS_NAME
 from schemas.storage import Store
-from train.checkpoint.folder import CHECKPOINTS, StateFile
+from train.checkpoint.folder import StateFile
 from train.config.train import TrainConfig
 from train.monitor.events import EVENTS_NAME
 from train.monitor.wandb_log import WANDB_NAME

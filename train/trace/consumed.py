@@ -13,12 +13,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from schemas.checkpoints import METADATA_NAME
 from schemas.consumption import CheckpointTraining, Consumption
 from schemas.errors import ContractError, reading
 from schemas.storage import Store
 from schemas.takedown import REMOVED_ID
 from schemas.tokens import TRAIN, Dataset
-from train.checkpoint.folder import METADATA_NAME, CheckpointMetadata, list_checkpoints, open_trained_order
+from train.checkpoint.folder import CheckpointMetadata, list_checkpoints, open_trained_order
 from train.data.document_index import read_table
 from train.data.order import SampleOrder
 from train.data.permutation import Ints

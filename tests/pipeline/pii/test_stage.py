@@ -42,7 +42,7 @@ def redactor() -> Redactor:
 
 
 FOUND = [
-    # e-mail: quotes, accents, no spaces, percent-encoding (once and twice), a missing space behind
+    # e-mail: quotes, accents, no spaces, percent-encoding (once and twice), a missing space after it
     ("email", "Mail to ana.lopez+x@example.co.uk, please", "Mail to <EMAIL>, please"),
     ("email", "'bob@example.com' -bob@example.com", "'<EMAIL>' -<EMAIL>"),
     ("email", "josé.garcía@example.es", "<EMAIL>"),

@@ -28,11 +28,12 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 
+from schemas.checkpoints import METADATA_NAME
 from schemas.errors import ContractError
 from schemas.storage import Store
 from tests.support.tiny_runs import copied, cut_back, make_run, notes, sealed
 from train.checkpoint import reader as reader_module
-from train.checkpoint.folder import METADATA_NAME, StateFile
+from train.checkpoint.folder import StateFile
 from train.checkpoint.reader import DCP_PLAN, DTYPES, CheckpointReader, parse_plan
 from train.checkpoint.state import read_model, stored_shapes
 from train.eval import evaluate, generate

@@ -17,11 +17,11 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.checkpoint import FileSystemReader
 
+from schemas.checkpoints import METADATA_NAME
 from schemas.errors import ConfigError, ContractError
 from schemas.storage import Store
 from tests.support.tiny_runs import sealed
 from train.checkpoint.folder import (
-    METADATA_NAME,
     CheckpointMetadata,
     Identity,
     Layout,

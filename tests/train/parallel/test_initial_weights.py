@@ -7,13 +7,14 @@ import pytest
 import torch
 from torch.distributed.tensor import DTensor
 
+from schemas.checkpoints import METADATA_NAME
 from schemas.ids import digest_of
 from schemas.storage import Store
 from schemas.tokens import open_dataset
 from tests.support.layout_cases import Case
 from tests.support.rank_pool import shared_pool
 from tests.support.tiny_runs import cut_back, make_run, notes, state_at, trained
-from train.checkpoint.folder import INITIAL_WEIGHTS, METADATA_NAME, rule_of_weights
+from train.checkpoint.folder import INITIAL_WEIGHTS, rule_of_weights
 from train.config.settings import load_settings
 from train.model.draw import BY_POSITION, BY_TENSOR
 from train.model.transformer import initial_weight

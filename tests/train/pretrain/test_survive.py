@@ -23,6 +23,7 @@ from unittest import mock
 import pytest
 import torch
 
+from schemas.checkpoints import METADATA_NAME
 from schemas.paths import PLAN_NAME
 from schemas.storage import Store
 from tests.support import tiny_runs
@@ -38,7 +39,6 @@ from tests.support.tiny_runs import (
     state_at,
     trained,
 )
-from train.checkpoint.folder import METADATA_NAME
 from train.data.rows import Rows
 from train.data.stages import append_to_skip_list
 from train.model.loss import LossTally

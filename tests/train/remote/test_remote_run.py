@@ -14,24 +14,21 @@ import torch
 
 from jobs.cli import main
 from pipeline.garbage import HALF_CHECKPOINT, find_garbage
+from schemas.checkpoints import METADATA_NAME
 from schemas.errors import ContractError
 from schemas.locks import lock_training
 from schemas.storage import Store
 from schemas.tokens import open_dataset
+from tests.support import poisoned_runs
 from tests.support.rank_pool import RankFailed, shared_pool
 from tests.support.s3_server import environment, server
 from tests.support.tiny_runs import TIMES, make_run, signalled, train, trained
-from train.checkpoint.folder import (
-    METADATA_NAME,
-    CheckpointMetadata,
-    list_checkpoints,
-    move_checkpoint,
-    remove_incomplete,
-)
+from train.checkpoint.folder import CheckpointMetadata, list_checkpoints, move_checkpoint, remove_incomplete
 from train.checkpoint.state import read_state, stored_shapes
 from train.eval.generate import main as generate
 from train.monitor.events import read_events
 from train.monitor.metrics import read_metrics, read_train_manifest
+from train.monitor.quarantine import read_quarantine
 from train.pretrain import __main__ as starting
 from train.remote.cache import FILES
 from train.takedown_replay import notes_aside
@@ -162,6 +159,22 @@ def test_checkpoints_of_a_store_are_removed_moved_and_damaged_like_local_ones(pa
     assert {own.path for own in find_garbage(run) if own.why == HALF_CHECKPOINT} >= {part}
     assert remove_incomplete(run) == ["step-000008"]
     assert [name for name in run.walk() if name.startswith("train/checkpoints")] == []
+
+
+def test_spikes_and_rewinds_read_documents_from_the_store(tmp_path, server):
+    guard = poisoned_runs.WATCHING | {"quarantine": True, "max_rewinds": 10}
+    folder = poisoned_runs.make_run(tmp_path / "local", guard)
+    remote = upload(folder, "s3://bucket/runs/spikes")
+    local = Store(str(trained(folder, 1)))
+    trained(remote.uri, 1, f'train.cache_dir="{tmp_path / "cache"}"', during=[(store_at, (server,))])
+    events, expected = ([*read_events(run)] for run in (remote, local))
+    assert [event.kind for event in events] == [event.kind for event in expected]
+    assert "rewound" in [event.kind for event in events]
+    listed, of_local = ([own.model_dump(exclude={"at"}) for own in read_quarantine(run)] for run in (remote, local))
+    assert listed == of_local != []
+    ours, theirs = (list_checkpoints(run)[-1] for run in (local, remote))
+    state, expected_state = state_of(remote, theirs), state_of(local, ours)
+    assert [name for name in state if not torch.equal(state[name], expected_state[name])] == []
 
 
 def test_two_trainers_in_a_run_are_refused_and_a_run_without_a_cache_too(pair, capsys):

@@ -16,6 +16,7 @@ import pytest
 
 from jobs.exit_codes import exit_code_of
 from jobs.verbs.trace import add_trace_arguments, trace_command
+from schemas.checkpoints import METADATA_NAME
 from schemas.ids import canonical_json
 from schemas.manifest import RunFile, make_manifest, read_run, write_manifest, write_run
 from schemas.storage import CheckedPath, Store
@@ -25,7 +26,7 @@ from schemas.tokens import open_dataset
 from schemas.versions import attach_run
 from tests.support import tiny_dataset
 from tests.support.tiny_dataset import make_tiny_dataset
-from train.checkpoint.folder import METADATA_NAME, CheckpointMetadata, Layout, identify
+from train.checkpoint.folder import CheckpointMetadata, Layout, identify
 from train.config.settings import load_settings
 from train.data.stages import NO_SKIPS
 from train.monitor.events import EVENTS_NAME, Skipped

@@ -104,11 +104,11 @@ def test_the_parts_of_a_row_are_the_tokens_the_trainer_reads(run: Store, case: s
                 assert [part.row_start for part in own] == [first, *(part.row_stop for part in own[:-1])]
                 pieces = samples.pieces
                 which = (pieces.row == row) & (pieces.column == first)
-                behind = length - int(pieces.length[which][0])
-                assert behind == (0 if not causal or pieces.closed[which][0] else 1)
-                stop = first + length - behind
-                assert tokens[: length - behind] == inputs[row][first:stop]
-                if behind:
+                more = length - int(pieces.length[which][0])
+                assert more == (0 if not causal or pieces.closed[which][0] else 1)
+                stop = first + length - more
+                assert tokens[: length - more] == inputs[row][first:stop]
+                if more:
                     assert tokens[-1] == targets[row][stop - 1]
                 elif causal:
                     assert targets[row][stop - 1] == IGNORED
