@@ -6,11 +6,13 @@ replay.
 """
 
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from shlex import quote
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from schemas.errors import ContractError
+from schemas.ids import canonical_json
 from schemas.storage import Store
 from schemas.takedown import Certificate, takedown_ancestry
 from schemas.tokens import Dataset
@@ -153,6 +155,16 @@ def _datasets_of_steps(last: int, digest: str, replays: Sequence[Replay]) -> lis
         begins = [(0, digest)]  # no replay led to this checkpoint
     ends = [first for first, _ in begins[1:]] + [last]
     return [(range(first + 1, end + 1), own) for (first, own), end in zip(begins, ends, strict=True)]
+
+
+def write_replays(run: Store, replays: Sequence[Replay]) -> None:
+    """Store the replays of a run."""
+    run.write_atomic(REPLAYS_NAME, canonical_json([replay.model_dump(mode="json") for replay in replays]))
+
+
+def now() -> str:
+    """Return the current time, ISO 8601, UTC."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
 
 
 def read_replays(run: Store) -> list[Replay]:

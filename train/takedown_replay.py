@@ -6,19 +6,16 @@ one are moved to another folder; then training resumes as usual.
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from datetime import UTC, datetime
 
+from schemas.checkpoints import CHECKPOINTS, METADATA_NAME
 from schemas.errors import ConfigError, ContractError
-from schemas.ids import canonical_json
 from schemas.locks import lock_training
 from schemas.paths import PLAN_NAME, check_own_folders
 from schemas.storage import Store
 from schemas.takedown import Certificate, Effects, TrainedCheckpoint
 from schemas.tokens import TRAIN, Dataset, open_dataset
 from train.checkpoint.folder import (
-    CHECKPOINTS,
     INIT_FROM,
-    METADATA_NAME,
     CheckpointMetadata,
     deciding_settings,
     list_checkpoints,
@@ -30,14 +27,15 @@ from train.data.order import SampleOrder
 from train.data.stages import SkipList
 from train.dataset_history import (
     CLEAN,
-    REPLAYS_NAME,
     Replay,
     digests_at_same_positions,
+    now,
     read_replays,
     saw_before,
     takedowns_at_same_positions,
     takedowns_seen,
     takedowns_since,
+    write_replays,
 )
 from train.plan.plan import Plan, stored_plan, write_plan
 
@@ -157,11 +155,25 @@ def begin_replay(run: Store, choice: str) -> Replay:
         stored = read_replays(run)
         earlier = [own for own in stored if own.after == replay.after]
         if not earlier or earlier[-1].from_step != replay.from_step or replay.set_aside:
-            entries = [entry.model_dump(mode="json") for entry in [*stored, replay]]
-            run.write_atomic(REPLAYS_NAME, canonical_json(entries))
+            write_replays(run, [*stored, replay])
         _set_aside(run, replay.set_aside, replay.before)
         write_plan(run, bound)
         return replay
+
+
+def record_restart(run: Store, plan: Plan) -> None:
+    """Record that training begins at step 0, if the latest replay on the plan's dataset resumed from a checkpoint.
+
+    Else the new checkpoints would count as trained on the documents that this checkpoint had read.
+    """
+    replays = read_replays(run)
+    chosen = [replay for replay in replays if replay.after == plan.dataset]
+    if not chosen or not chosen[-1].from_step:
+        return
+    saw = _before_run(plan, takedowns_at_same_positions(open_dataset(run)), "0")
+    clean = True not in saw
+    changes = {"at": now(), "from_step": 0, "clean": clean, "unknown_before": clean and None in saw, "set_aside": []}
+    write_replays(run, [*replays, chosen[-1].model_copy(update=changes)])
 
 
 def _planned(run: Store, choice: str) -> tuple[Replay, Plan]:
@@ -208,7 +220,7 @@ def _planned(run: Store, choice: str) -> tuple[Replay, Plan]:
     step, clean = _chosen(run, choice, notes, certified)
     later = [note.name for note in notes if note.step > step]
     replay = Replay(
-        at=datetime.now(UTC).isoformat(timespec="seconds"),
+        at=now(),
         from_step=step,
         clean=clean and True not in before_run,
         before=before,

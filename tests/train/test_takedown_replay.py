@@ -1,4 +1,4 @@
-"""Training behind a takedown: batches are the old ones less the documents, and checkpoints go on only as declared."""
+"""Training after a takedown: batches are the old ones less the documents, and the user chooses where it resumes."""
 
 import json
 import shutil
@@ -44,7 +44,7 @@ def old(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def chosen(old: Path) -> Removed:
-    """Two documents that the run first sees behind step 10."""
+    """Two documents that the run first sees after step 10."""
     order = batches_of(old).order
     rows = [row for row in documents_of(opened(old)) if row["stream"].endswith("/train")]
     late = [row for row in rows if (steps := steps_with_documents(order, spans_of([row]))) and 10 < steps[0] <= 15]
@@ -313,6 +313,20 @@ def test_checkpoints_after_one_that_saw_them_have_seen_them_too(new: Path, old: 
     replay = begin_replay(run, "clean")  # all that came after step 10 is without both documents
     assert (replay.from_step, replay.clean) == (20, True)
     assert [one.clean for one in read_replays(run)] == [False, False, True, True]
+    assert read_lineage(run, verify=True).breaks == ()
+
+
+def test_a_new_start_after_such_a_checkpoint_has_seen_nothing(new: Path) -> None:
+    """The checkpoints of a replay from step 15 are removed by hand, and training begins at step 0 on what is left."""
+    run = Store(str(new))
+    begin_replay(run, "15")
+    trained(new, 1)
+    shutil.rmtree(new / "train/checkpoints")
+    trained(new, 1)
+    trained(new, 1)  # a resumed training is no other start
+    assert [(one.from_step, one.clean) for one in read_replays(run)] == [(15, False), (0, True)]
+    replay = begin_replay(run, "clean")
+    assert (replay.from_step, replay.clean) == (20, True)
     assert read_lineage(run, verify=True).breaks == ()
 
 

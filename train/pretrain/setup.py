@@ -65,6 +65,7 @@ from train.plan.plan import (
 from train.remote.ahead import ReadAhead, ShardUse, check_bound
 from train.remote.cache import ShardCache, cached, uncached
 from train.remote.work import WorkFolder, check_cache_given, work_folder
+from train.takedown_replay import record_restart
 
 
 @dataclass(frozen=True)
@@ -157,6 +158,8 @@ def begin_run(run: Store, checked: CheckedRun) -> bool:
     if not done:
         run.delete(MANIFEST_NAME)
     remove_incomplete(run)
+    if checkpoint is None:
+        record_restart(run, plan)
     write_plan(run, plan.model_copy(update={"settings": _stored(plan.settings), "layouts": planned_layouts(run)}))
     for line in () if done else lines:
         show(f"penstock: {line}", logging.WARNING)
