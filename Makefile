@@ -18,7 +18,9 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 NATIVE := $(VENV)/.native
 JAVA_CLASSES := $(VENV)/.java-classes
-LOCKED := $(BIN)/pip install --quiet --require-hashes --no-deps --no-build-isolation
+LOCKED := $(BIN)/pip install --quiet --no-compile --require-hashes --no-deps --no-build-isolation
+# By all cores, where pip would compile by one. It fails for files of other versions of Python, which nothing imports.
+COMPILE := $(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true
 TOOLS := .venv-lock
 HEAVY := spark or dist or slow or browser or gpu
 FAST_TESTS := $(BIN)/python -m pytest -n auto --maxprocesses 8 --dist loadfile -m "not ($(HEAVY))"
@@ -116,9 +118,10 @@ clean: ## remove the demo, benchmarks, caches and build products; environments s
 $(INSTALLED): constraints.txt locks/build.txt locks/dev.txt setup.cfg | requirements
 	$(PYTHON) -m venv $(VENV)
 	@echo "Installing into $(VENV): a few minutes the first time (torch and Spark are large, fasttext is compiled)"
-	$(BIN)/pip install --quiet --require-hashes --no-deps -r locks/build.txt
+	$(LOCKED) -r locks/build.txt
 	$(LOCKED) -r locks/dev.txt
-	$(BIN)/pip install --quiet -c constraints.txt torch
+	$(BIN)/pip install --quiet --no-compile -c constraints.txt torch
+	@$(COMPILE)
 	@touch $@
 
 # Installs this checkout, and builds the native modules from their sources. setuptools warns of every editable

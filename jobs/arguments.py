@@ -90,7 +90,8 @@ def add_trust(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--trust-run",
         action="store_true",
-        help="use all Spark settings, and execute the files, that the run names: they can start any program",
+        help="use all Spark settings, execute the files, and fetch models to the folder, that the run names: they can "
+        "start any program",
     )
 
 

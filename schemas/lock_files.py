@@ -13,6 +13,8 @@ from typing import Any
 
 TABLES_LOCK = "tables.lock"
 """The lock file that is held exclusively to write or remove tables, and shared to read them for a long time."""
+EXPORT_LOCK = "export.lock"
+"""The lock file of a folder that an export is written to."""
 FIELDS = frozenset(("what", "pid", "host", "since"))
 """The fields of the line of a holder."""
 MAX_BYTES = 16 << 20

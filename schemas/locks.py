@@ -19,14 +19,17 @@ from pathlib import Path
 
 from schemas.errors import UNWRITABLE, ContractError
 from schemas.leases import hold_lease, hold_reader
-from schemas.lock_files import TABLES_LOCK, TRAIN_LOCK, describe_holders
+from schemas.lock_files import EXPORT_LOCK, TABLES_LOCK, TRAIN_LOCK, describe_holders
 from schemas.logs import LOGGER
 from schemas.s3_requests import SCHEME
 from schemas.storage import Store, open_own
 from schemas.takedown import check_no_pending_takedown
 from schemas.versions import source_runs
 
-LOCKLESS_ERRORS = (errno.ENOENT, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
+LOCKLESS_ERRORS = (
+    *(errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.EPERM),
+    *(errno.EROFS, errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP),
+)
 """Error codes of a missing folder, a folder without write permission, or a filesystem without locks."""
 
 
@@ -74,6 +77,28 @@ def lock_checkpoints(run: Store, what: str) -> Iterator[None]:
     with ExitStack() as locks:
         _take(locks, run, TRAIN_LOCK, what)
         yield
+
+
+@contextmanager
+def lock_export(out: Store, what: str) -> Iterator[None]:
+    """Hold an exclusive lock on the folder of an export, which is made, and removed at the end if nothing was written.
+
+    `what`: the name of this command in the errors of other processes. Raises ContractError if another process holds the
+    lock.
+    """
+    folder = Path(out.root) if out.is_local else None
+    with ExitStack() as locks:
+        if folder is not None and not folder.exists():
+            out.make_parent(EXPORT_LOCK)
+            locks.callback(_remove_empty, folder)
+        _take(locks, out, EXPORT_LOCK, what)
+        yield
+
+
+def _remove_empty(folder: Path) -> None:
+    """Remove a folder without files."""
+    with suppress(OSError):  # it has files
+        folder.rmdir()
 
 
 def _take(locks: ExitStack, run: Store, name: str, what: str, *, shared: bool = False) -> None:

@@ -59,8 +59,7 @@ class S3Requests:
             from botocore.config import Config
         except ImportError as error:
             raise ConfigError(
-                f"{folder.uri}: expected the package boto3, which guards a run folder on S3, got none. "
-                "Install penstock[s3]."
+                f"{folder.uri}: expected the package boto3, which locks folders on S3, got none. Install penstock[s3]."
             ) from error
         options = {name: values[-1] for name, values in parse_qs(folder.address.partition("?")[2]).items()}
         endpoint = options.get("endpoint_override")

@@ -151,14 +151,26 @@ def begin_replay(run: Store, choice: str) -> Replay:
     """
     check_own_folders(run, "train")
     with lock_training(run, "penstock train --replay-from"):
-        replay, bound = _planned(run, choice)
+        (replay, bound), plan = _planned(run, choice), stored_plan(run)
         stored = read_replays(run)
         earlier = [own for own in stored if own.after == replay.after]
-        if not earlier or earlier[-1].from_step != replay.from_step or replay.set_aside:
+        if plan is not None and plan.dataset != replay.after and not _has_checkpoint_on(run, replay.after):
+            # A kill before the plan was written: nothing was trained after these choices, which this one replaces.
+            kept, names = [own for own in stored if own not in earlier], {note.name for note in list_checkpoints(run)}
+            moved = [name for own in earlier for name in own.set_aside if name not in names]
+            everything = sorted({*moved, *replay.set_aside})
+            write_replays(run, [*kept, replay.model_copy(update={"set_aside": everything})])
+        elif not earlier or earlier[-1].from_step != replay.from_step or replay.set_aside:
             write_replays(run, [*stored, replay])
         _set_aside(run, replay.set_aside, replay.before)
         write_plan(run, bound)
         return replay
+
+
+def _has_checkpoint_on(run: Store, digest: str) -> bool:
+    """Return True if a checkpoint was trained on a dataset, also one that was set aside."""
+    notes = [*list_checkpoints(run), *(note for _, note in notes_aside(run))]
+    return any(note.identity.dataset == digest for note in notes)
 
 
 def record_restart(run: Store, plan: Plan) -> None:

@@ -61,8 +61,8 @@ def open_run_of(address: str) -> BrowsedRun:
     store = open_run_to_read(address)
     declared = declared_reasons({name: table.manifest for name, table in current_tables(store).items()})
     meanings = {f"{stage}/{rule}": meaning for stage, rules in declared.items() for rule, meaning in rules.items()}
-    checked = checked_stages(stored_recipe(store, [])) if read_run(store).recipe else CHECKED
-    rules = RunRules(checked, meanings, partial(stored_recipe, store), deciding_models, changed_settings)
+    checked = checked_stages(stored_recipe(store, [], trust=False)) if read_run(store).recipe else CHECKED
+    rules = RunRules(checked, meanings, partial(stored_recipe, store, trust=False), deciding_models, changed_settings)
     return open_browsed_run(address, store, rules)
 
 

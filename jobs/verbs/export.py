@@ -38,6 +38,7 @@ from pipeline.stages import unmeasured_columns
 from schemas.config import Recipe, suggest_name
 from schemas.errors import ConfigError, ContractError
 from schemas.exports import begin_receipt, write_receipt
+from schemas.locks import lock_export
 from schemas.logs import LOGGER, log_words
 from schemas.storage import Store
 from schemas.text import format_bytes
@@ -121,8 +122,13 @@ def export_command(arguments: Arguments) -> int:
     run, out = open_run_to_read(arguments.run), Store(arguments.out)
     recipe = stored_recipe(run, [], trust=arguments.trust_run)
     warn_of_spark(run, arguments.trust_run)
-    if arguments.table is not None:
-        return _export_table(arguments, run, out, recipe)
+    export = _export_text if arguments.table is None else _export_table
+    with lock_export(out, "penstock export"):
+        return export(arguments, run, out, recipe)
+
+
+def _export_text(arguments: Arguments, run: Store, out: Store, recipe: Recipe) -> int:
+    """Export the clean text of a run."""
     signals = tuple(name.strip() for name in (arguments.signals or "").split(",") if name.strip())
     size = parse_size(DEFAULT_SHARD if arguments.shard_size is None else arguments.shard_size)
     options = ExportOptions(arguments.format, signals, arguments.where, size, arguments.compression or ZSTD)
@@ -201,6 +207,7 @@ def parse_size(text: str) -> int:
 
 
 def _export_table(arguments: Arguments, run: Store, out: Store, recipe: Recipe) -> int:
+    """Export a table of a run."""
     prepared: PreparedExport = prepare_table_export(
         run, arguments.table, out, arguments.format, arguments.compression or ZSTD
     )
@@ -208,7 +215,7 @@ def _export_table(arguments: Arguments, run: Store, out: Store, recipe: Recipe) 
         LOGGER.warning(f"export: the table `{arguments.table}` is raw and may hold personal data")
     read = _read_first(arguments.table, prepared)
     _begin_receipt(arguments, run, out, read)
-    manifest = _in_spark(recipe, arguments.verbose, lambda run_all: export_table(run, prepared, run_all))
+    manifest = _in_spark(recipe, arguments.verbose, lambda run_all: export_table(prepared, run_all))
     counts, files = manifest["content"]["counts"], manifest["content"]["files"]
     _leave_receipt(arguments, run, out, read, counts=counts)
     rows = counts["rows"]

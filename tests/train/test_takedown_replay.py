@@ -22,6 +22,7 @@ from schemas.versions import attach_run
 from tests.support.tiny_runs import assert_same_bits, copied, cut_back, make_run, notes, train, trained
 from tests.support.tiny_runs import opened as batches_of
 from tests.support.tiny_takedown import certificates, documents_of, forge, opened, spans_of, take_down
+from train.checkpoint.folder import CheckpointMetadata
 from train.config.settings import load_settings
 from train.data.batches import Batches
 from train.data.order import make_order
@@ -30,7 +31,7 @@ from train.dataset_history import read_replays
 from train.plan.make_plan import make_plan
 from train.plan.plan import open_order, read_plan, write_plan
 from train.replay_check import differences
-from train.takedown_replay import begin_replay, describe_replay, find_effects, steps_with_documents
+from train.takedown_replay import begin_replay, describe_replay, find_effects, notes_aside, steps_with_documents
 
 Removed = list[dict[str, object]]
 STEPS = 20
@@ -249,6 +250,30 @@ def test_a_kill_between_the_checkpoints_set_aside_is_refused_until_ended(new: Pa
     assert "ContractError" in answer.error
     assert begin_replay(run, "clean").from_step == 10
     trained(new, 1)
+
+
+def test_another_choice_after_a_kill_replaces_the_first(new: Path) -> None:
+    """The first choice, of a clean checkpoint, was stored and one checkpoint moved; nothing was trained after it."""
+    run, move = Store(str(new)), Store.move
+
+    def once(store: Store, source: str, goal: str) -> None:
+        move(store, source, goal)
+        raise KeyboardInterrupt
+
+    with mock.patch.object(Store, "move", once), pytest.raises(KeyboardInterrupt):
+        begin_replay(run, "clean")
+    assert begin_replay(run, "15").clean is False
+    trained(new, 1)
+    moved = ["train/checkpoints/step-000020"]
+    assert [(one.from_step, one.clean, one.set_aside) for one in read_replays(run)] == [(15, False, moved)]
+    replay = begin_replay(run, "20")
+    assert (replay.from_step, replay.clean) == (20, False)  # trained after step 15, which has seen them
+    assert [own.step for own in notes_aside_of(run)] == [20]
+
+
+def notes_aside_of(run: Store) -> list[CheckpointMetadata]:
+    """The metadata of the checkpoints that replays have set aside."""
+    return [note for _, note in notes_aside(run)]
 
 
 def test_nothing_continues_undeclared(old: Path, new: Path) -> None:

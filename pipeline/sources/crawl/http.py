@@ -158,7 +158,7 @@ INTERIM = frozenset((b"100", b"102", b"103"))
 """Status codes after which the same server sends another response."""
 MAX_INTERIM = 4
 CHARSET = re.compile(r"""charset[ \t]*=[ \t]*["']?([^"';\s]+)""", re.IGNORECASE)
-CHUNK = re.compile(rb"[ \t]*([0-9A-Fa-f]{1,15})[ \t]*(?:;[^\r\n]{0,4096})?\r?\n")
+CHUNK = re.compile(rb"[ \t]*0{0,64}([0-9A-Fa-f]{1,15})[ \t]*(?:;[^\r\n]{0,4096})?\r?\n")
 # Source: WHATWG MIME Sniffing, section 7.1, the patterns of text/html; section 3, binary data bytes.
 HTML = re.compile(
     rb"(?:\xef\xbb\xbf)?[\t\n\x0c\r ]*<(?:(?:!doctype html|html|head|script|iframe|h1|div|font|table|a|style|title"

@@ -17,7 +17,7 @@ from pipeline.sources.compression import ByteStream
 from pipeline.sources.config import SourceConfig
 from pipeline.sources.lines import SourceRows
 from pipeline.sources.provenance import SourceItem, account_bytes, new_row
-from pipeline.sources.rows import UNREADABLE, RowMapping, most_rows, rows_of_batch
+from pipeline.sources.rows import UNREADABLE, RowMapping, most_bytes, most_rows, rows_of_batch, value_bytes
 
 FILE_START, FILE_END = b"ARROW1\0\0", b"ARROW1"
 MAX_PADDING = 64
@@ -130,14 +130,14 @@ def open_arrow(split: Split, stream: ByteStream, config: SourceConfig) -> Source
     """Yield the rows of an Arrow file or stream.
 
     What follows the last readable batch is one gap of length 0, whose drop_value is its size [bytes]. So is what
-    follows after `most_rows`, but its drop_value is the number of rows up to the end of their batch.
+    follows after `most_rows` or `most_bytes`, but its drop_value is the number of rows up to the end of their batch.
     """
     num_rows, mapping = 0, RowMapping(config)
 
     def items() -> Iterator[SourceItem]:
         nonlocal num_rows
         size, end = stream.seek(0, 2), 0
-        most = most_rows(size)
+        most, left = most_rows(size), most_bytes(size)
         names: list[str] | None = None
         columns: list[str] = []
         try:
@@ -151,6 +151,10 @@ def open_arrow(split: Split, stream: ByteStream, config: SourceConfig) -> Source
                 total = num_rows + batch.num_rows
                 for start in range(0, min(batch.num_rows, most - num_rows), SLICE_ROWS):
                     for value in rows_of_batch(batch.slice(start, min(SLICE_ROWS, most - num_rows)), columns):
+                        left -= value_bytes(value)
+                        if left < 0:
+                            most = num_rows
+                            break
                         yield SourceItem(num_rows, *mapping(value))
                         num_rows += 1
                 if num_rows < total:

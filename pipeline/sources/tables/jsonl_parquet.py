@@ -16,7 +16,7 @@ from pipeline.sources.compression import ByteStream
 from pipeline.sources.config import SourceConfig
 from pipeline.sources.lines import SourceRows, parse_object, read_lines
 from pipeline.sources.provenance import SourceItem, account_bytes, new_row
-from pipeline.sources.rows import UNREADABLE, RowMapping, most_rows, rows_of_batch
+from pipeline.sources.rows import UNREADABLE, RowMapping, most_bytes, most_rows, rows_of_batch, value_bytes
 
 BATCH_ROWS = 16
 """Number of rows that are read at a time, if they are large [rows]."""
@@ -60,8 +60,8 @@ def read_parquet(
 ) -> SourceRows:
     """Yield the rows of a Parquet file. `columns_of` chooses the columns to read; `parse` returns the row of a row.
 
-    The unreadable rows of a row group are one gap, as are those beyond `most_rows`. An unreadable file is one gap of
-    length 0, and the drop_value of this gap is the file's size [bytes].
+    The unreadable rows of a row group are one gap, as are those beyond `most_rows`, and those beyond its share of
+    `most_bytes`. An unreadable file is one gap of length 0, and the drop_value of this gap is the file's size [bytes].
     """
     num_rows = split.first.offset
 
@@ -75,6 +75,7 @@ def read_parquet(
             file = pq.ParquetFile(stream, pre_buffer=False, buffer_size=BUFFER_BYTES)
             columns = columns_of(file.schema_arrow.names)
             stated = _stated_rows(file.metadata)
+            shares = _shares(file.metadata, most_bytes(size))
         except UNREADABLE:
             yield SourceItem(0, new_row("gap"), Drop("unreadable_gap", float(size)))
             return
@@ -82,9 +83,11 @@ def read_parquet(
         for group in range(first_group, len(stated)):
             end = num_rows + stated[group]
             texts = _texts(file, group, columns)
+            left = shares[group]
             bomb = max((text.total_uncompressed_size for text in texts if _is_bomb(text)), default=0)
             for value in _group(file, group, columns, _most_rows(stream, texts)) if not bomb else ():
-                if num_rows >= most:
+                left -= value_bytes(value)
+                if num_rows >= most or left < 0:
                     break
                 yield SourceItem(num_rows, *parse(value))
                 num_rows += 1
@@ -93,8 +96,11 @@ def read_parquet(
                 num_rows = sum(stated)
                 return
             if num_rows < end:
-                lost = Drop("unreadable_gap", float(end - num_rows))
-                drop = Drop("page_too_large", float(bomb), float(MAX_TEXT_BYTES)) if bomb else lost
+                drop = Drop("unreadable_gap", float(end - num_rows))
+                if bomb:
+                    drop = Drop("page_too_large", float(bomb), float(MAX_TEXT_BYTES))
+                elif left < 0:
+                    drop = Drop("too_many_rows", float(end), float(num_rows))
                 yield SourceItem(num_rows, new_row("gap"), drop)
                 num_rows = end
 
@@ -130,6 +136,19 @@ def _stated_rows(facts: pq.FileMetaData) -> list[int]:
     if min(stated, default=0) < 0 or sum(stated) > MAX_STATED_ROWS:
         raise ValueError(f"expected 0 to {MAX_STATED_ROWS} rows, got others in the footer")
     return stated
+
+
+def _shares(facts: pq.FileMetaData, num_bytes: int) -> list[int]:
+    """Return `num_bytes` in shares of the row groups, by the sizes that the footer states for them.
+
+    A group has the same share whether its file is read whole or in ranges.
+    """
+    groups = [facts.row_group(group) for group in range(facts.num_row_groups)]
+    sizes = [
+        max(0, sum(group.column(index).total_compressed_size for index in range(group.num_columns))) for group in groups
+    ]
+    total = sum(sizes)
+    return [num_bytes * size // total if total else num_bytes // len(sizes) for size in sizes]
 
 
 def _texts(file: pq.ParquetFile, group: int, columns: list[str]) -> list[Any]:

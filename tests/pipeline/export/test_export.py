@@ -7,6 +7,7 @@ from argparse import ArgumentParser
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pyarrow as pa
@@ -36,6 +37,7 @@ from schemas.config import build_recipe
 from schemas.errors import ConfigError, ContractError
 from schemas.exports import begin_receipt, read_receipts, write_receipt
 from schemas.ids import digest_of
+from schemas.lock_files import EXPORT_LOCK
 from schemas.manifest import open_table
 from schemas.storage import Store
 from schemas.tables import META_FIELDS, META_NUMBERS
@@ -168,7 +170,7 @@ def test_compressions_hold_the_same_lines(run: Store, tmp_path: Path, compressio
     assert [json.loads(line)["id"] for line in lines[:-1]] == kept_ids(run)
     assert export(run, tmp_path / "b", "jsonl", compression=compression) == content
     prepared = prepare_table_export(run, "dedup", Store(str(tmp_path / "t")), "jsonl", compression)
-    export_table(run, prepared, run_here)
+    export_table(prepared, run_here)
     assert sorted(path.name.partition(".")[2] for path in (tmp_path / "t/data").iterdir())[0] == suffix
 
 
@@ -264,7 +266,7 @@ def test_every_table_opens_in_pandas_and_datasets(run: Store, tmp_path: Path, da
     for table in exportable_tables(run):
         out = tmp_path / table
         prepared = prepare_table_export(run, table, Store(str(out)), format)
-        manifest = export_table(run, prepared, run_here)
+        manifest = export_table(prepared, run_here)
         entries = open_table(run, table)[1].content.files
         assert [file["rows"] for file in manifest["content"]["files"]] == [entry.rows for entry in entries]
         rows = sum(entry.rows for entry in entries)
@@ -468,7 +470,7 @@ def test_an_export_that_lacks_only_its_receipt_is_completed(run: Store, tmp_path
         return prepare_table_export(run, table, out, "jsonl") if table else prepare_export(run, out, options)
 
     def finish(own: PreparedExport, run_all: Any) -> dict[str, Any]:
-        return export_table(run, own, run_all) if table else export_text(own, options, TEXT, run_all)
+        return export_table(own, run_all) if table else export_text(own, options, TEXT, run_all)
 
     read = {"clean": prepared().identity["tables"]["clean"]}
     begin_receipt(run, out, {"format": "jsonl"}, read)
@@ -484,6 +486,23 @@ def test_an_export_that_lacks_only_its_receipt_is_completed(run: Store, tmp_path
     assert [own.complete for own in read_receipts(run) if own.destination == out.address] == [True]
     with pytest.raises(ConfigError, match="got a complete export"):
         prepared()
+
+
+def test_a_table_is_exported_as_it_was_when_the_export_was_prepared(tmp_path: Path) -> None:
+    """A takedown after the checks, while Spark starts, gives the run another version."""
+    run = make_run(tmp_path / "run", "clean")
+    num_rows = sum(file.rows for file in open_table(run, "clean")[1].content.files)
+    prepared = prepare_table_export(run, "clean", Store(str(tmp_path / "out")), "jsonl")
+    with mock.patch("pipeline.export.export.current_tables", return_value={}):
+        manifest = export_table(prepared, run_here)
+    assert manifest["content"]["tables"] == prepared.identity["tables"]
+    assert manifest["content"]["counts"]["rows"] == num_rows
+
+
+def test_the_lock_of_a_killed_export_does_not_count_as_a_file(run: Store, tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / EXPORT_LOCK).write_text("{}\n")
+    assert prepare_export(run, Store(str(tmp_path / "out")), ExportOptions("jsonl")).manifest is None
 
 
 def test_folders_in_use_are_refused(run: Store, tmp_path: Path) -> None:

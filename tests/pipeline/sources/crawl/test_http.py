@@ -56,6 +56,7 @@ def response(body, content_type="text/html", status=b"HTTP/1.1 200 OK", **fields
         (response(zstd(b"") * 9_000 + zstd(HTML), Content_Encoding="zstd"), HTML),
         (response(chunked(HTML), Transfer_Encoding="chunked"), HTML),
         (response(chunked(HTML, end=b""), Transfer_Encoding="chunked"), HTML),
+        (response(b"%020x\r\n" % len(HTML) + HTML + b"\r\n0\r\n\r\n", Transfer_Encoding="chunked"), HTML),
         (response(chunked(HTML, end=b"0\r\nLink: <x>\r\n\r\n"), Transfer_Encoding="chunked"), HTML),
         (response(chunked(gzip.compress(HTML, mtime=0)), Transfer_Encoding="gzip, chunked"), HTML),
         (response(chunked(gzip.compress(HTML, mtime=0)), Content_Encoding="gzip", Transfer_Encoding="chunked"), HTML),

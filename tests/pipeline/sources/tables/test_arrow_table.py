@@ -158,6 +158,20 @@ def test_rows_without_bytes_are_limited(monkeypatch) -> None:
         assert len(read(_one_batch(pa.table({"text": pa.nulls(rows)})))) == expected
 
 
+@pytest.mark.parametrize("nested", [False, True])
+def test_rows_that_share_one_text_are_limited_by_its_length(monkeypatch, nested: bool) -> None:
+    monkeypatch.setattr(rows_module, "FREE_BYTES", 100_000)
+    monkeypatch.setattr(rows_module, "BYTES_A_BYTE", 1)
+    text = "a shared text " * 1000
+    shared: Any = pa.DictionaryArray.from_arrays(pa.array([0] * 1000, pa.int32()), pa.array([text]))
+    texts = pa.array(["short"] * 1000)
+    shared = pa.ListArray.from_arrays(pa.array(range(1001), pa.int32()), shared) if nested else shared
+    data = _one_batch(pa.table({"text": texts, "more": shared}))
+    rows = read(data)
+    assert (rows[-1][0]["record_type"], rows[-1][1]) == ("gap", Drop("too_many_rows", 1000.0, float(len(rows) - 1)))
+    assert 0 < (len(rows) - 1) * len(text) <= 100_000 + len(data)
+
+
 def test_rows_of_all_batches_are_limited(monkeypatch) -> None:
     """Each further batch of nulls takes 130 bytes."""
     monkeypatch.setattr(rows_module, "FREE_ROWS", 1000)

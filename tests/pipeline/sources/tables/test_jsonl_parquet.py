@@ -466,3 +466,20 @@ def test_a_footer_that_states_impossible_numbers_of_rows_is_unreadable(stated: i
     assert (row["record_type"], row["length"]) == ("gap", 0)
     assert drop == Drop("unreadable_gap", float(len(stored)))
     assert list(find_row_groups(io.BytesIO(stored), CONFIG, [len(stored) // 2])) == []
+
+
+@pytest.mark.parametrize("group", [1 << 20, 500])
+def test_rows_that_share_one_text_are_limited_by_its_length(monkeypatch, group):
+    """A text in a dictionary takes a bit for each of its rows. The rest of each row group is one gap."""
+    monkeypatch.setattr(rows_module, "FREE_BYTES", 500)
+    monkeypatch.setattr(rows_module, "BYTES_A_BYTE", 3)
+    number, text = 1000, "a shared text"
+    stored = parquet(pa.table({"text": [text] * number}), row_group_size=group)
+    rows, num_rows = read(stored, open_parquet)
+    kept = [row for row, drop in rows if drop is None]
+    gaps = [(row["record_type"], drop.rule, drop.value) for row, drop in rows if drop is not None]
+    ends = range(min(group, number), number + 1, min(group, number))
+    assert gaps == [("gap", "too_many_rows", float(end)) for end in ends]
+    assert {row["text"] for row in kept} == {text}
+    assert 0 < len(kept) * len(text) <= 500 + 3 * len(stored)
+    assert num_rows == number
