@@ -55,7 +55,7 @@ class TextLines(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the line of a record."""
-        return printable_block(record.getMessage())
+        return printable_block(_without_secrets(record.getMessage()))
 
 
 class WorkerLines(logging.Formatter):
@@ -65,7 +65,8 @@ class WorkerLines(logging.Formatter):
         """Return the line of a record."""
         fields = fields_of(record)
         known = (printable(str(fields[name])) for name in ALWAYS if fields[name] is not None)
-        return printable_block(" ".join((_time_of(record), record.levelname, *known)) + f": {record.getMessage()}")
+        start = " ".join((_time_of(record), record.levelname, *known))
+        return printable_block(f"{start}: {_without_secrets(record.getMessage())}")
 
 
 class JsonLines(logging.Formatter):

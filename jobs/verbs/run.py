@@ -86,10 +86,10 @@ def check_training(recipe: Recipe, path: str) -> None:
 
 
 def _wrong_lengths(recipe: Recipe, settings: Settings) -> Iterator[str]:
-    """Yield a text about each sequence length that a recipe sets and that divides no chunk."""
+    """Yield a text about each sequence length, also the default one, that divides no chunk."""
     chunk, train = recipe.section(TOKENS.name, TokensConfig).chunk_tokens, settings.train
     lengths = {f"train.stages[{number}]": stage.seq_len for number, stage in enumerate(train.stages)}
-    if "seq_len" in train.model_fields_set:
+    if not train.stages or "seq_len" in train.model_fields_set:
         lengths = {"train": train.seq_len, **lengths}
     for where, length in lengths.items():
         if length and chunk % length:

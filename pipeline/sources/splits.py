@@ -222,9 +222,9 @@ def _companions(config: SourceConfig, problems: list[str]) -> dict[str, list[_In
                 found.setdefault(name, []).extend(files)
             except ValueError as error:
                 ending = "" if str(error).endswith(".") else ". Correct the path."
-                problems.append(f"expected files at {path}, got {error}{ending}")
+                problems.append(f"expected files at {_shown(path)}, got {error}{ending}")
             except (OSError, re.error) as error:
-                problems.append(f"expected files at {path}, got {error}. Correct the path.")
+                problems.append(f"expected files at {_shown(path)}, got {error}. Correct the path.")
     return {name: sorted(files, key=lambda file: file.name) for name, files in found.items()}
 
 
@@ -257,7 +257,7 @@ def find_files(paths: Sequence[str]) -> list[Split]:
                 size, identity, _ = _check_readable(file, None)
                 files[file.uri] = Split(0, file.name, file.uri, size, identity, "", "")
         except (OSError, ValueError, re.error, ConfigError) as error:
-            problems.append(f"expected files at {path}, got {error}")
+            problems.append(f"expected files at {_shown(path)}, got {error}")
     if problems:
         raise ConfigError("\n  ".join([f"files: {len(problems)} problem(s); nothing was started", *problems]))
     ordered = sorted(files.values(), key=lambda split: (split.name, split.uri))

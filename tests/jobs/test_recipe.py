@@ -85,6 +85,13 @@ def test_a_length_that_divides_no_chunk_is_found_before_the_data_are_read(settin
     check_training(read_recipe("demo", ["train.seq_len=1024", "train.stages=[{tokens=9000}, {seq_len=64}]"]), "demo")
 
 
+def test_the_default_length_is_compared_with_the_chunks_too(tmp_path):
+    (tmp_path / "r.toml").write_text('[source]\npaths = ["x"]\n[tokens]\nchunk_tokens = 256\n')
+    with pytest.raises(ConfigError, match=r"train.seq_len: expected a divisor of tokens.chunk_tokens = 256, got 512"):
+        check_training(read_recipe(str(tmp_path / "r.toml"), []), "r.toml")
+    check_training(read_recipe(str(tmp_path / "r.toml"), ["train.stages=[{seq_len=64}]"]), "r.toml")
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
