@@ -8,7 +8,6 @@ import json
 import os
 import signal
 from collections.abc import Callable, Generator, Iterator
-from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
@@ -18,12 +17,22 @@ import hypothesis
 import pytest
 
 from tests.support.demo_run import crawl, finished, run_at
-from tests.support.expensive_files import MEASURE, FileTimes, add_options, expensive_files, is_left_out, summary
+from tests.support.expensive_files import (
+    MEASURE,
+    FileTimes,
+    add_options,
+    expensive_files,
+    is_left_out,
+    kind_of,
+    summary,
+)
 from tests.support.paths import SHARED
 
 __all__ = ["crawl", "finished", "run_at"]
 
 TESTS = Path(__file__).parent
+SPARK = "spark"
+"""The kind of files with tests on Spark, and the name of the group of all of them."""
 os.environ.setdefault("JDK_JAVA_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=256m")
 """The options of every JVM that a test starts, in processes of its own too. Half of the JVM's time in the small runs of
 tests is its optimizing compiler's. Without it the code cache has 48 MB, and a thread that looks for code to discard
@@ -117,7 +126,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
             place = [*self.assigned_work].index(node)
             kinds = [("spark", "light", "dist"), ("dist", "light", "spark"), ("light",)][min(place, 2)]
             groups = [*(group for group in expensive_files() if group in self.workqueue), *self.workqueue]
-            return next((group for kind in kinds for group in groups if kind_of(group) == kind), None)
+            return next((group for kind in kinds for group in groups if kind == _kind_of_group(group)), None)
 
         def _assign_work_unit(self, node: Any) -> None:
             if group := self._next_group(node):
@@ -133,18 +142,14 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     return Scheduling(config, log)
 
 
-@cache
-def kind_of(path: str) -> str:
-    """Return the mark of a file's heavy tests: "spark" (the name of all such files' group too), "dist" or "light"."""
-    if path == "spark":
-        return path
-    text = (TESTS.parent / path).read_text(encoding="utf-8")
-    return next((mark for mark in ("spark", "dist") if f"pytest.mark.{mark}" in text), "light")
+def _kind_of_group(group: str) -> str:
+    """Return the kind of the files of a group, as `kind_of` does."""
+    return group if group == SPARK else kind_of(group)
 
 
 def group_of(path: str) -> str:
     """Return what a test file shares its process with: all files on Spark have one group, others their own."""
-    return "spark" if kind_of(path) == "spark" else path
+    return SPARK if kind_of(path) == SPARK else path
 
 
 @pytest.fixture(scope="session")

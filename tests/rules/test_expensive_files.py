@@ -1,6 +1,8 @@
-"""`make test` runs a quarter of the expensive test files, which the commit chooses; the list names files that exist."""
+"""`make test` runs a share of the expensive test files, which the commit chooses; the list names files that exist."""
 
+import os
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -78,13 +80,11 @@ def run(folder: Path, *arguments: str) -> str:
 def test_a_run_has_a_share_of_the_expensive_files_and_says_so(project: Path) -> None:
     output = run(project, "tests", "-rA", "--expensive-files", "share")
     assert "3 passed" in output
-    assert "tests/test_8.py" in output
-    assert (
-        "6 of 8 expensive test files were left out: this commit is tested with share 1 of 4. `make test ALL=1`"
-        in output
-    )
+    assert f"tests/test_{2 * SHARES}.py" in output
+    left = f"{2 * SHARES - 2} of {2 * SHARES} expensive test files were left out"
+    assert f"{left}: this commit is tested with share 1 of {SHARES}. `make test ALL=1`" in output
     output = run(project, "tests")
-    assert "9 passed" in output
+    assert f"{2 * SHARES + 1} passed" in output
     assert "left out" not in output
 
 
@@ -103,3 +103,15 @@ def test_files_that_are_not_run_keep_their_times(project: Path) -> None:
     before = listed(project)
     run(project, "tests/test_1.py", "tests/test_2.py", "--measure-files")
     assert listed(project) == {file: before[file] for file in before if not file.endswith(("_1.py", "_2.py"))}
+
+
+def test_the_time_of_processes_of_processes_counts() -> None:
+    """The ranks of tests are started by a server of processes, and live on."""
+    burn = LONG.replace("def test_it():", "def burn():") + "\nburn()\nprint('done', flush=True)\ntime.sleep(60)\n"
+    start = f"import subprocess, sys\nsubprocess.run([sys.executable, '-c', {burn!r}])"
+    before = module.cpu_seconds()
+    with subprocess.Popen([sys.executable, "-c", start], stdout=subprocess.PIPE, start_new_session=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"done\n"
+        assert module.cpu_seconds() - before >= 2
+        os.killpg(process.pid, signal.SIGKILL)

@@ -1,14 +1,14 @@
 """The test files that take most CPU time, and which of them `make test` runs.
 
-`tests/expensive_files.txt` names them with their CPU seconds. `make test` runs one of SHARES shares of them, which the
-commit chooses, and all other files; with ALL=1 or SLOW=1 it runs all. So a commit is tested by the same files wherever
-it is tested, and successive commits by all. The times of the files of a run are measured, on Linux, by
+They are the files with tests of Spark or of several ranks, and those that `tests/expensive_files.txt` names with their
+CPU seconds. `make test` runs one of SHARES shares of them, which the commit chooses, and all other files; with ALL=1 or
+SLOW=1 it runs all. So a commit is tested by the same files wherever it is tested, and successive commits by all. The
+times of the files of a run are measured, on Linux, by
 
     python -m pytest -n 2 --dist loadgroup -m "not slow" --measure-files
 """
 
 import os
-import resource
 import subprocess
 from functools import cache
 from pathlib import Path
@@ -21,15 +21,31 @@ from tests.support.paths import ROOT
 LIST = ROOT / "tests" / "expensive_files.txt"
 EXPENSIVE = 8.0
 """CPU time from which a file is expensive [s]: that of its tests and of the processes that they start."""
-SHARES = 4
+HEAVY = 6.0
+"""CPU time that is assumed for a file with tests of Spark or of ranks that the list does not name [s]."""
+SHARES = 6
 OPTION, MEASURE = "--expensive-files", "--measure-files"
 SECONDS: dict[str, float] = {}
 """CPU time of each test file that this process has run [s]."""
 
 
 @cache
+def kind_of(path: str) -> str:
+    """Return the mark of a file's heavy tests: "spark", "dist" (several ranks) or "light"."""
+    text = (ROOT / path).read_text(encoding="utf-8")
+    return next((mark for mark in ("spark", "dist") if f"pytest.mark.{mark}" in text), "light")
+
+
+@cache
 def expensive_files() -> dict[str, float]:
     """Return the path of each expensive file → its CPU time [s], the longest first."""
+    files = (path.relative_to(ROOT).as_posix() for path in (ROOT / "tests").rglob("test_*.py"))
+    found = dict.fromkeys((path for path in files if kind_of(path) != "light"), HEAVY) | listed_files()
+    return dict(sorted(found.items(), key=lambda item: (-item[1], item[0])))
+
+
+def listed_files() -> dict[str, float]:
+    """Return the files of the list → their CPU time [s]."""
     lines = LIST.read_text(encoding="utf-8").splitlines() if LIST.exists() else []
     return {path: float(seconds) for seconds, _, path in (line.partition(" ") for line in lines)}
 
@@ -109,7 +125,7 @@ class FileTimes:
             session.config.workeroutput["file_seconds"] = SECONDS
         else:
             # Files that this run left out keep the times that an earlier run has measured.
-            found = {path: seconds for path, seconds in (expensive_files() | SECONDS).items() if seconds >= EXPENSIVE}
+            found = {path: seconds for path, seconds in (listed_files() | SECONDS).items() if seconds >= EXPENSIVE}
             lines = [f"{found[path]:.0f} {path}\n" for path in sorted(found, key=lambda path: (-found[path], path))]
             LIST.write_text("".join(lines), encoding="utf-8")
 
@@ -121,15 +137,19 @@ class FileTimes:
 
 
 def cpu_seconds() -> float:
-    """CPU time of this process, of its children that have ended, and of its running JVM [s]."""
-    ended = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
-    total = sum(usage.ru_utime + usage.ru_stime for usage in ended)
+    """CPU time of this process and of all that it has started, directly or not [s].
+
+    The ranks of tests are started by another process, and Spark's workers by a JVM, which live on.
+    """
+    ticks, parents = {}, {}
     for status in Path("/proc").glob("[0-9]*/stat"):
         try:
-            name, _, values = status.read_text(encoding="utf-8").partition("(")[2].rpartition(")")
+            fields = status.read_text(encoding="utf-8").rpartition(")")[2].split()
         except (FileNotFoundError, ProcessLookupError):  # it has ended
             continue
-        fields = values.split()
-        if name == "java" and int(fields[1]) == os.getpid():
-            total += (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-    return total
+        number = int(status.parent.name)
+        parents[number], ticks[number] = int(fields[1]), sum(map(int, fields[11:15]))  # with children that have ended
+    own = {os.getpid()}
+    while more := {number for number, parent in parents.items() if parent in own} - own:
+        own |= more
+    return sum(ticks[number] for number in own) / os.sysconf("SC_CLK_TCK")
