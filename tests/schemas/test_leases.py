@@ -21,9 +21,10 @@ from pipeline.garbage import HALF_UPLOAD, UNNAMED, find_garbage
 from pipeline.takedown.commit import read_pending
 from schemas import leases
 from schemas.errors import ConfigError, ContractError
+from schemas.exports import exported_files
 from schemas.leases import check_still_held
-from schemas.lock_files import TABLES_LOCK, TRAIN_LOCK
-from schemas.locks import lock_tables, lock_training
+from schemas.lock_files import EXPORT_LOCK, TABLES_LOCK, TRAIN_LOCK
+from schemas.locks import lock_export, lock_tables, lock_training
 from schemas.manifest import read_run, write_run
 from schemas.s3_requests import S3Requests
 from schemas.storage import Store
@@ -140,6 +141,16 @@ def test_the_second_driver_gets_the_error_of_a_lock(run: Store, drivers: Drivers
     assert [*run.walk()] == ["run.json"]
     with lock_tables(run, "penstock that"):
         assert lease_of(run)["epoch"] == 1
+
+
+def test_a_folder_on_a_store_takes_one_export_at_a_time(run: Store, drivers: Drivers) -> None:
+    out = run.child("out")
+    with lock_export(out, "penstock export"):
+        assert [*out.walk()] == [EXPORT_LOCK]
+        assert [*exported_files(out)] == []
+        _, line = drivers.hold(out, "penstock export", "lock_export")
+        assert line.startswith(f"{out.uri}/{EXPORT_LOCK}: expected a free lock for `penstock export`, got one held by")
+    assert [*out.walk()] == []
 
 
 def test_two_drivers_that_start_at_once_are_never_both_inside(run: Store, drivers: Drivers) -> None:
