@@ -117,7 +117,7 @@ def test_settings_of_spark_that_are_used_of_a_foreign_run(run, settings, used, c
     assert capsys.readouterr().err == ""
 
 
-@pytest.mark.parametrize(("cache", "offline"), [("~/.cache/penstock/models", False), ("/home/victim/models", True)])
+@pytest.mark.parametrize(("cache", "offline"), [("~/.cache/penstock/models", False), ("/srv/models", True)])
 def test_nothing_is_downloaded_into_a_folder_of_models_of_a_foreign_run(run, cache, offline):
     with_recipe(run, models={"cache": cache, "offline": False})
     assert stored_recipe(run, [], trust=False).section("models", ModelsConfig).offline is offline
