@@ -186,6 +186,17 @@ def test_workers_log_on_a_cluster_or_if_asked_for(form: str, verbose: bool, is_h
         assert (log.form, log.fields) == (form, {"run": "s3://b/run", "step": "clean"})
 
 
+def test_lines_of_text_have_no_secret(capsys: pytest.CaptureFixture[str]) -> None:
+    message = "expected files at https://u:geheim@h/x, got none"
+    LOGGER.error(message)
+    print_error(message)
+    with logging_as(WorkerLog("text", {"run": "r"})):
+        WORKER_LOGGER.info(message)
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 3
+    assert all("expected files at <not shown, because it may hold a secret> got none" in line for line in lines)
+
+
 @pytest.mark.parametrize("form", [TEXT, JSON])
 def test_lines_of_a_worker_name_the_run_the_step_and_the_part(form: str, capsys: pytest.CaptureFixture[str]) -> None:
     set_log(form, True, run="s3://b/run")
