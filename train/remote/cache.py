@@ -136,7 +136,8 @@ class ShardCache:
                     return False
                 download(self._origin, path, file)
                 os.fsync(file)
-                os.rename(partial, place)
+                with self._locked():  # whoever counts the files finds this one under one of its names
+                    os.rename(partial, place)
             except BaseException as error:
                 partial.unlink(missing_ok=True)
                 if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):

@@ -1,7 +1,9 @@
 """The cache of shards: what it keeps, what it removes, and who waits for whom."""
 
 import errno
+import fcntl
 import math
+import os
 import shutil
 import stat
 import threading
@@ -24,7 +26,7 @@ from train.data.order import SampleOrder, make_order
 from train.data.stages import StagePlan
 from train.remote import cache as caching
 from train.remote.ahead import ReadAhead, ShardUse, check_bound, window_bytes
-from train.remote.cache import FILES, ShardCache, cached
+from train.remote.cache import FILES, LOCK, ShardCache, cached
 from train.remote.transfer import download
 
 STEPS, BATCH, LENGTH = 160, 4, 32
@@ -97,7 +99,8 @@ def test_batches_through_a_small_cache_are_the_same_and_most_shards_come_ahead(d
             ahead.end(step)
             assert rows.inputs_BT.equal(expected.inputs_BT)
             assert rows.targets_BT.equal(expected.targets_BT)
-            largest = max(largest, cache._used())
+            with cache._locked():
+                largest = max(largest, cache._used())
             ahead.wait()
     assert max(path.num_bytes for path in shards_of(dataset)) < largest <= bound
     late = [own for own, thread in downloads if not thread.startswith("download")]
@@ -122,6 +125,22 @@ def test_the_shard_with_the_latest_next_use_is_removed_and_none_in_use(dataset, 
     del content
     assert cache.fetch(paths[3], first_use=5) is True
     assert files_in(tmp_path) == {paths[number].sha256 for number in (0, 1, 3)}
+
+
+def test_a_file_gets_its_name_while_no_one_counts_the_files(dataset, tmp_path):
+    path = shards_of(dataset)[0]
+    cache, counted = ShardCache(tmp_path, dataset, path.num_bytes), []
+    rename = os.rename
+
+    def counted_first(source: Path, target: Path) -> None:
+        with pytest.raises(BlockingIOError), open(cache.root / LOCK, "rb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        counted.append(cache._used())
+        rename(source, target)
+
+    with mock.patch.object(caching.os, "rename", counted_first):
+        assert cache.fetch(path, first_use=0)
+    assert counted == [path.num_bytes] == [cache._used()]
 
 
 def test_without_room_a_reader_gives_up_with_the_reason(dataset, tmp_path, monkeypatch):
