@@ -41,6 +41,7 @@ from schemas.exports import begin_receipt, write_receipt
 from schemas.locks import lock_export
 from schemas.logs import LOGGER, log_words
 from schemas.storage import Store
+from schemas.takedown import check_no_pending_takedown
 from schemas.text import format_bytes
 from schemas.tokens import open_dataset
 from schemas.versions import DATASET, open_run_to_read
@@ -115,11 +116,14 @@ def add_export_arguments(parser: argparse.ArgumentParser) -> None:
 def export_command(arguments: Arguments) -> int:
     """Export clean text, a table, a model or tokens in the format of another program."""
     check_export(arguments)
+    check_no_pending_takedown(Store(arguments.run))
     if arguments.format == "huggingface":
         return _export_model(arguments)
+    out = Store(arguments.out)
     if arguments.format == "megatron":
-        return _export_megatron(arguments)
-    run, out = open_run_to_read(arguments.run), Store(arguments.out)
+        with lock_export(out, "penstock export"):
+            return _export_megatron(arguments, out)
+    run = open_run_to_read(arguments.run)
     recipe = stored_recipe(run, [], trust=arguments.trust_run)
     warn_of_spark(run, arguments.trust_run)
     export = _export_text if arguments.table is None else _export_table
@@ -234,8 +238,8 @@ def _in_spark(recipe: Recipe, verbose: bool, work: Callable[[Runner], dict[str, 
         return work(run_all)
 
 
-def _export_megatron(arguments: Arguments) -> int:
-    run, out = Store(arguments.run), Store(arguments.out)
+def _export_megatron(arguments: Arguments, out: Store) -> int:
+    run = Store(arguments.run)
     read = {DATASET: open_dataset(run).digest}
     _begin_receipt(arguments, run, out, read)
     exported = export_megatron(run, out)

@@ -35,6 +35,7 @@ class BlockReader:
 
     def __init__(self, stream: ByteStream):
         self._stream = stream
+        self._size: int | None = None
         self._start = 0
         self._block = b""
         self._view = memoryview(b"")
@@ -80,7 +81,9 @@ class BlockReader:
 
     def size(self) -> int:
         """Return the size of the file [bytes]."""
-        return self._stream.seek(0, 2)
+        if self._size is None:
+            self._size = self._stream.seek(0, 2)
+        return self._size
 
     def load(self, position: int) -> None:
         """Cache the block that starts at a position."""
@@ -113,6 +116,10 @@ WASTED_BYTES, WASTED_FACTOR = 16 << 20, 8
 damage costs a few times the bytes of its frame. Bytes made to look like frames would cost the square of the file;
 beyond the maximum, candidates are passed over and no byte of a damaged frame is read again, so that all belong to a
 gap."""
+DECODED_FREE, DECODED_A_BYTE = 64 << 20, 1_100
+"""Maximum number of bytes that the frames of a file decode to: so many, and so many for each byte of the file. Deflate
+cannot reach the second number (1,032 at most). One line repeated takes a millionth of its bytes in bzip2, and less than
+a ten-thousandth in zstd and LZMA, so that a file of a megabyte would keep a core busy for hours."""
 MAGIC_BYTES = 10
 VERBATIM_BYTES = 64
 """Bytes of a frame, at most, that are compared with decoded bytes to find it there."""
@@ -151,6 +158,7 @@ class Frames(Protocol):
     """The decoded blocks of a file in order."""
 
     def next(self) -> DecodedBlock | None: ...
+    def size(self) -> int: ...
 
 
 class RecordPatterns(NamedTuple):
@@ -178,6 +186,8 @@ class FrameState(NamedTuple):
     """Bytes that were read again so far, to see whether a frame that contains another one is damaged."""
     inside_plain: int
     """1 if plain bytes precede the block, else 0."""
+    decoded: int
+    """Bytes that the frames before it have decoded to; see DECODED_FREE."""
 
 
 class _DamageError(Exception):
@@ -212,14 +222,20 @@ class FrameReader:
         """Bytes that were read of damaged frames, and read and decoded of candidates; see WASTED_BYTES."""
         self._read_again = 0
         """Bytes that were read again to find out whether a frame that contains another one is damaged."""
+        self._decoded = 0
+        """Bytes that frames have decoded to; see DECODED_FREE."""
         self._anything = re.compile(CANDIDATE.pattern + b"|" + starts.pattern.pattern) if starts else CANDIDATE
-        self.state = FrameState(0, 0, 0, 0, 0)
+        self.state = FrameState(0, 0, 0, 0, 0, 0)
         """The state before the frame, or the block of plain bytes, of the block that was returned last."""
         self._pieces = self._read(0)
 
     def next(self) -> DecodedBlock | None:
         """Return the next decoded block, or None at the end of the file."""
         return next(self._pieces, None)
+
+    def size(self) -> int:
+        """Return the size of the file as stored [bytes]."""
+        return self.blocks.size()
 
     def seek(self, position: int) -> None:
         """Continue at this offset in the compressed file, where a frame or a run of plain bytes must start."""
@@ -230,7 +246,7 @@ class FrameReader:
         """Continue with the frame, or the block of plain bytes, that a reader of the same file had before it."""
         self.seek(state.position)
         self.blocks.load(state.block)
-        self._wasted, self._read_again = state.wasted, state.read_again
+        self._wasted, self._read_again, self._decoded = state.wasted, state.read_again, state.decoded
         if state.inside_plain:
             self._pieces = self._rest_of_plain(state.position)
 
@@ -281,7 +297,8 @@ class FrameReader:
         self.end = yield from self._plain(position, is_first=False)
 
     def _note(self, position: int, inside_plain: int = 0) -> None:
-        self.state = FrameState(position, self.blocks.start, self._wasted, self._read_again, inside_plain)
+        counts = self._wasted, self._read_again, inside_plain, self._decoded
+        self.state = FrameState(position, self.blocks.start, *counts)
 
     def _is_plain(self, position: int) -> bool:
         if self.starts is None:
@@ -293,6 +310,10 @@ class FrameReader:
         stored = _Counted(self.blocks)
         try:
             for data, end in codec(stored, start):
+                if self._is_too_much(len(data)):
+                    position = self.size()
+                    yield DecodedBlock(b"", start, False, first, "decoded_too_large", position)
+                    break
                 inside = self._frame_inside(codec, start, data, (position, end))
                 position, data = (end, data) if inside is None else (inside.start, data[: inside.size])
                 if data:
@@ -312,6 +333,11 @@ class FrameReader:
             position = self._search(CANDIDATE, position)
             yield DecodedBlock(b"", start, False, first, damage.reason, position)
         return position
+
+    def _is_too_much(self, num_bytes: int) -> bool:
+        """Count decoded bytes; return True if the file has too few bytes for them."""
+        self._decoded += num_bytes
+        return self._decoded > DECODED_FREE and self._decoded > most_decoded(self.size())
 
     def _frame_inside(self, codec: "Codec", start: int, data: bytes, stored: tuple[int, int]) -> _FrameInside | None:
         """Return the next frame if `data`, decoded from the stored bytes [stored), has its bytes as they are.
@@ -392,6 +418,11 @@ def _candidates(block: bytes) -> Iterator[int]:
 Codec = Callable[[_Counted, int], Iterator[tuple[bytes, int]]]
 """Function from (file, stored offset of a frame) to the frame's decoded blocks, each with the stored offset up to which
 the file has been read. It raises _DamageError."""
+
+
+def most_decoded(size: int) -> int:
+    """Return the maximum number of bytes that the frames of a file with so many bytes may decode to."""
+    return DECODED_FREE + DECODED_A_BYTE * size
 
 
 def max_restarts(head: bytes) -> int:

@@ -18,6 +18,7 @@ from pipeline.sources.compression import (
 )
 from pipeline.sources.config import SourceConfig
 from pipeline.sources.provenance import SourceItem, account_bytes, new_row
+from pipeline.sources.rows import too_many_rows
 
 BOM = b"\xef\xbb\xbf"
 LINE_END = re.compile(rb"\n")
@@ -54,20 +55,36 @@ def parse_object(line: bytes) -> dict[str, Any] | None:
 class LineReader:
     """Iterates over the lines of a file and their offsets in the decompressed file.
 
-    After the last line, `position` is the size of the decompressed file [bytes].
+    `position` is the number of bytes that were decompressed; after the last line, the size of the decompressed file.
     """
 
-    def __init__(self, frames: Frames, max_bytes: int, mark: bytes = b"", position: int = 0):
-        """`mark`: a byte to count in lines that are too long. `position`: offset of the first byte of `frames`."""
+    def __init__(self, frames: Frames, max_bytes: int, mark: bytes = b"", position: int = 0, num_lines: int = 0):
+        """`mark`: a byte to count in lines that are too long.
+
+        `position`, `num_lines`: offset of the first byte of `frames`, and number of the lines before it.
+        """
         self._frames = frames
         self._max_bytes = max_bytes
         self._mark = mark
         self.position = position
+        self.num_lines = num_lines
+        """Number of lines up to the one that was yielded last."""
         self.num_marks = 0
         """Number of marks in the line that was yielded last, if it is too long."""
 
     def __iter__(self) -> Iterator[tuple[int, bytes | Drop]]:
-        """Yield (offset, line without its line feed). A Drop replaces a line that is too long or cannot be decoded."""
+        """Yield (offset, line without its line feed). A Drop replaces a line that is too long or cannot be decoded.
+
+        If the file has too many lines for its bytes, a Drop replaces the rest of it.
+        """
+        for start, line in self._lines():
+            if (surplus := too_many_rows(self.num_lines, self._frames.size)) is not None:
+                yield start, surplus
+                return
+            self.num_lines += 1
+            yield start, line
+
+    def _lines(self) -> Iterator[tuple[int, bytes | Drop]]:
         held: list[bytes] = []
         start, size, marks = self.position, 0, 0
         max_bytes = self._max_bytes
@@ -78,6 +95,7 @@ class LineReader:
                 yield self.position, Drop(piece.fault, float(piece.resumed - piece.start))
                 held, start, size, marks = [], self.position, 0, 0
                 continue
+            self.position += len(piece.data)
             *whole, rest = piece.data.split(b"\n")
             for part in whole:
                 if not size and len(part) <= max_bytes:  # A whole line, as most are.
@@ -97,7 +115,6 @@ class LineReader:
             elif rest:
                 marks += self._count([*held, rest])
                 held = []
-            self.position += len(piece.data)
         if size:
             yield start, b"".join(held) if size <= max_bytes else self._too_long(size, marks)
 
@@ -144,6 +161,9 @@ class _LaterFrames:
     def __init__(self, frames: Frames, skipped: int):
         self._frames, self._left = frames, skipped
 
+    def size(self) -> int:
+        return self._frames.size()
+
     def next(self) -> DecodedBlock | None:
         piece = self._frames.next()
         while piece is not None and self._left and piece.fault is None:
@@ -162,6 +182,9 @@ class _NotedFrames:
         self._frames = frames
         self._size = 0
         self._states: deque[tuple[int, FrameState]] = deque()
+
+    def size(self) -> int:
+        return self._frames.size()
 
     def next(self) -> DecodedBlock | None:
         piece = self._frames.next()
@@ -184,9 +207,10 @@ def lines_of(split: Split, stream: ByteStream, max_bytes: int) -> LineReader:
     frames = FrameReader(stream, None)
     if not split.first.resume:
         return LineReader(frames, max_bytes)
-    *state, skipped = split.first.resume
+    *state, skipped, num_lines = split.first.resume
     frames.resume(FrameState(*state))
-    return LineReader(_LaterFrames(frames, skipped), max_bytes, position=split.first.offset)
+    later = _LaterFrames(frames, skipped)
+    return LineReader(later, max_bytes, position=split.first.offset, num_lines=num_lines)
 
 
 def find_line_starts(stream: ByteStream, config: SourceConfig, places: Sequence[int]) -> Iterator[RangeStart]:
@@ -208,25 +232,25 @@ def _starts_in_plain(frames: FrameReader, max_bytes: int, places: Sequence[int])
             end = next(frames.blocks.search(LINE_END, place - 1), None)
             if end is None or first is None:
                 return
-            frames.resume(FrameState(end + 1, end + 1, 0, 0, 1))
+            frames.resume(FrameState(end + 1, end + 1, 0, 0, 1, 0))
             lines = _filled(LineReader(frames, max_bytes, position=end + 1))
             found = next((start for start, _ in lines if start > first), None)
             if found is None:
                 return
             offset = found
-        yield RangeStart(offset, 0, (offset, offset, 0, 0, 1, 0))
+        yield RangeStart(offset, 0, (offset, offset, 0, 0, 1, 0, 0, 0))
 
 
 def _starts_in_frames(frames: FrameReader, max_bytes: int, places: Sequence[int]) -> Iterator[RangeStart]:
     noted, left = _NotedFrames(frames), deque(places)
-    before = None
-    for start, line in _filled(LineReader(noted, max_bytes)):
+    reader, before = LineReader(noted, max_bytes), None
+    for start, line in _filled(reader):
         is_later = before is not None and start > before  # the first range begins with the file
         before = start if before is not None else 0
         if not is_later or (isinstance(line, Drop) and line.rule != "record_too_large"):
             continue
         while left and left[0] <= frames.blocks.reached:
             left.popleft()
-            yield RangeStart(start, 0, noted.resume_at(start))
+            yield RangeStart(start, 0, (*noted.resume_at(start), reader.num_lines - 1))
         if not left:
             return

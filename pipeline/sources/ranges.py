@@ -11,7 +11,7 @@ from dataclasses import replace
 from itertools import groupby
 
 from pipeline.engine.stage import FILE_START, FileRange, RangeStart, Split
-from pipeline.sources.compression import MAGIC_BYTES, BlockReader, ByteStream, max_restarts
+from pipeline.sources.compression import MAGIC_BYTES, BlockReader, ByteStream, FrameState, max_restarts
 from pipeline.sources.config import SourceConfig
 from pipeline.sources.formats import FORMATS
 from schemas.errors import ContractError, PenstockError
@@ -77,10 +77,11 @@ def _limited(starts: Sequence[RangeStart | None], blocks: BlockReader) -> list[R
 
 def _frame_of(start: RangeStart | None) -> int | None:
     """Return the offset of the frame inside which a range begins; None if it begins with a frame or in plain bytes."""
-    if start is None or len(start.resume) < 6:
+    size = len(FrameState._fields)
+    if start is None or len(start.resume) <= size:
         return None
-    position, *_, inside_plain, skipped = start.resume[:6]
-    return position if skipped and not inside_plain else None
+    state, skipped = FrameState(*start.resume[:size]), start.resume[size]
+    return state.position if skipped and not state.inside_plain else None
 
 
 def with_starts(ranges: Sequence[Split], starts: Sequence[RangeStart | None]) -> list[Split]:

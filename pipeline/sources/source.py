@@ -37,6 +37,10 @@ COMMON_REASONS = {
     "lying_length": "no record, gap or end of file at the declared end of the record",
     "digest_mismatch": "the block does not have the digest that its header gives",
     "bad_header": "a record whose header has no end or no length",
+    "decoded_too_large": "the rest of a file that decodes to more than 64 MiB and 1,100 bytes for each of its bytes, "
+    "such as one line repeated in zstd; gzip cannot",
+    "too_many_rows": "the rest of a file or row group whose rows or lines take almost no bytes; the limit is the "
+    "number of those read",
     "bad_gzip": "a compressed member is damaged (gzip, zstd, bzip2 or LZ4)",
     "unreadable_gap": "bytes that belong to no record",
     "empty_file": "the file holds no bytes, or no record and no gap",
@@ -51,12 +55,7 @@ _UNSAFE_PATH = {"unsafe_path": "the name of a member leads out of its archive, o
 _PACKAGE_TOO_LARGE = {
     "package_too_large": "an archive, or the package of a paper, that unpacks to more than the maximum"
 }
-_TOO_MANY_ROWS = {
-    "too_many_rows": "the rest of a file or row group whose rows take almost no bytes; the limit is the number of "
-    "rows read"
-}
 FORMAT_REASONS: Mapping[str, Mapping[str, str]] = {
-    "parquet": _TOO_MANY_ROWS,
     "mediawiki": {
         "bad_xml": "an element of an XML dump that is not well-formed, or nested too deeply",
         "other_namespace": "a page in a namespace that is not in mediawiki.namespaces; the value is its number",
@@ -108,7 +107,6 @@ FORMAT_REASONS: Mapping[str, Mapping[str, str]] = {
         "too_many_expansions": "a paper whose macros expand beyond the limits",
     },
     "code": {
-        **_TOO_MANY_ROWS,
         **_NOT_A_FILE,
         **_UNSAFE_PATH,
         **_PACKAGE_TOO_LARGE,
@@ -234,7 +232,7 @@ def _with_mark(rows: Iterator[tuple[Row, Drop | None]]) -> Iterator[tuple[Row, D
 
 SOURCE = Source(
     name="source",
-    version=9,
+    version=10,
     config=SourceConfig,
     adds=COLUMNS,
     reasons=REASONS,

@@ -12,9 +12,10 @@ from pipeline.garbage import find_garbage
 from pipeline.takedown.exports import exports_before, exports_with, files_left
 from schemas.errors import ContractError
 from schemas.exports import MODEL, ExportReceipt, read_receipts, write_receipt
+from schemas.locks import lock_export
 from schemas.manifest import open_table
 from schemas.storage import Store
-from schemas.takedown import Effects, TrainedCheckpoint
+from schemas.takedown import PENDING_NAME, Effects, TrainedCheckpoint
 from tests.support.s3_server import server
 from tests.support.tiny_takedown import all_bytes, certificates, documents_of, opened, rows_of, take_down
 
@@ -175,6 +176,22 @@ def test_an_export_without_the_documents_is_not_named(run: Path, capsys) -> None
     assert "export " not in capsys.readouterr().out.replace("exports without", "")
     assert take_down(run, doc=[dropped["doc_id"].hex()]) == 0
     assert certificates(run)[0].exports == []
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "megatron", "huggingface"])
+def test_nothing_is_exported_while_a_takedown_is_not_finished(run: Path, kind: str, capsys) -> None:
+    Store(str(run)).write_atomic(PENDING_NAME, b"{}")
+    assert main(["export", str(run), "--format", kind, "--out", str(run.parent / "out")]) == 2
+    assert "expected no unfinished takedown" in capsys.readouterr().err
+    assert not (run.parent / "out").exists()
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "megatron"])
+def test_two_exports_do_not_write_into_one_folder(run: Path, kind: str, capsys) -> None:
+    with lock_export(Store(str(run.parent / "out")), "penstock export"):
+        assert main(["export", str(run), "--format", kind, "--out", str(run.parent / "out")]) == 2
+    assert "expected a free lock for `penstock export`" in capsys.readouterr().err
+    assert receipts(run) == {}
 
 
 @pytest.mark.parametrize("path", ["../up", "/etc/passwd", "a/../../b", ""])

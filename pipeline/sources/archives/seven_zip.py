@@ -9,7 +9,7 @@ from queue import Queue
 from threading import Thread
 from typing import Any, cast
 
-from pipeline.sources.compression import ByteStream, DecodedBlock
+from pipeline.sources.compression import ByteStream, DecodedBlock, most_decoded
 
 MAGIC = b"7z\xbc\xaf\x27\x1c"
 MAX_DICTIONARY = 1 << 30
@@ -31,6 +31,7 @@ class MemberFrames:
         self._blocks: Queue[bytes | str | None] = Queue(HELD_BLOCKS)
         self._thread: Thread | None = None
         self._is_closed = self._has_ended = False
+        self._size = self._decoded = 0
 
     def next(self) -> DecodedBlock | None:
         """Return the next decoded block, or None at the end of the member."""
@@ -43,7 +44,11 @@ class MemberFrames:
         self._has_ended = True
         if block is None:
             return None
-        return DecodedBlock(b"", 0, False, False, block, self._stream.seek(0, 2))
+        return DecodedBlock(b"", 0, False, False, block, self._size)
+
+    def size(self) -> int:
+        """Return the size of the archive [bytes]; call it after `next`."""
+        return self._size
 
     def close(self) -> None:
         """End the thread; no more blocks are read."""
@@ -54,15 +59,19 @@ class MemberFrames:
             self._thread.join(0.05)
 
     def put(self, data: bytes) -> None:
-        """Add a block. Raises _ClosedError if the reader is closed."""
+        """Add a block. Raises _ClosedError if the reader is closed, and _TooLargeError if the blocks are too many."""
         if self._is_closed:
             raise _ClosedError
+        self._decoded += len(data)
+        if self._decoded > most_decoded(self._size):
+            raise _TooLargeError
         self._blocks.put(data)
 
     def _decompress(self) -> None:
         import py7zr
 
         try:
+            self._size = self._stream.seek(0, 2)
             self._stream.seek(0)
             head = self._stream.read(32)
             if int.from_bytes(head[20:28], "little") > MAX_HEADER_BYTES:
@@ -80,6 +89,8 @@ class MemberFrames:
             return
         except StopIteration:
             self._blocks.put("unreadable_gap")
+        except _TooLargeError:
+            self._blocks.put("decoded_too_large")
         except Exception as error:  # py7zr raises errors of many kinds on damaged archives
             if not self._is_closed:
                 self._blocks.put("truncated_record" if isinstance(error, EOFError) else "bad_gzip")
@@ -87,6 +98,10 @@ class MemberFrames:
 
 class _ClosedError(Exception):
     """The reader needs no more blocks."""
+
+
+class _TooLargeError(Exception):
+    """The member is too large for the bytes of the archive."""
 
 
 class _File(io.RawIOBase):

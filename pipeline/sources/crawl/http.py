@@ -222,7 +222,7 @@ def read_response(block: bytes, config: SourceConfig) -> HttpPage:
         page.drop = Drop("not_html")
     else:
         codings = f"{fields.get('content-encoding', '')},{fields.get('transfer-encoding', '')}".lower().split(",")
-        named = [coding.strip() for coding in codings if coding.strip()]
+        named = [name for coding in codings if (name := coding.partition(";")[0].strip(" \t\"'"))]
         set_body(page, memoryview(block)[body_start:], named, config)
     return page
 
@@ -372,20 +372,29 @@ def _zlib(stored: memoryview, position: int, window_bits: int, limit: int) -> tu
 
 
 def _unbrotli(stored: memoryview, limit: int) -> bytes | memoryview:
+    coded = bytes(stored)
+    # Some servers send a line end after the body.
+    tries = (_brotli_data(data, limit) for data in dict.fromkeys((coded, coded.rstrip(b"\r\n"))))
+    data = next((data for data in tries if data is not None), None)
+    return _already_decoded(stored) if data is None else data
+
+
+def _brotli_data(coded: bytes, limit: int) -> bytes | None:
+    """Return the data of a brotli stream; None if the bytes are not exactly one."""
     decoder = brotli.Decompressor()
     parts: list[bytes] = []
     size = 0
     try:
-        data = decoder.process(bytes(stored), output_buffer_limit=limit + 1)
+        data = decoder.process(coded, output_buffer_limit=limit + 1)
         while data and size <= limit:
             parts.append(data)
             size += len(data)
             data = decoder.process(b"", output_buffer_limit=limit + 1)
     except brotli.error:
-        return _already_decoded(stored)
+        return None
     if size > limit:
         raise _TooLargeError
-    return b"".join(parts) if decoder.is_finished() else _already_decoded(stored)
+    return b"".join(parts) if decoder.is_finished() else None
 
 
 def _unzstd(stored: memoryview, limit: int) -> bytes:

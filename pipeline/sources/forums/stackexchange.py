@@ -30,7 +30,7 @@ from pipeline.sources.config import SourceConfig
 from pipeline.sources.forums.temporary_rows import RowBatch, temporary_database
 from pipeline.sources.lines import LineReader, SourceRows
 from pipeline.sources.provenance import SourceItem, account_bytes, domain_of, encodable, new_row, set_text, set_title
-from pipeline.sources.rows import date_of, meta_of
+from pipeline.sources.rows import date_of, meta_of, too_many_rows
 
 QUESTION, ANSWER = b"1", b"2"
 """Values of PostTypeId."""
@@ -138,28 +138,37 @@ class _Posts:
         self.close()
         self._frames = frames_of(self._stream)
         lines = LineReader(self._frames, self._max_bytes)
-        has_doctype = False
-        for start, line in lines:
-            if isinstance(line, Drop):
-                yield PostRow(start, 0, line)
-                continue
-            match = ROW_START.search(line)
-            if match is None and not has_doctype and DOCTYPE.search(line):
-                has_doctype = True
-                yield PostRow(start, 0, Drop("xml_doctype"))
-            is_alone = line.count(b"<") == 1 and line.count(b'"') % 2 == 0
-            while match is not None:
-                begin = match.start()
-                end = _row_end(line, begin, is_alone)
-                found = dict(ATTRIBUTE.findall(line, begin, end)) if end else Drop("bad_row")
-                yield PostRow(start + begin, max(0, end - begin), found)
-                match = ROW_START.search(line, end or match.end())
+        for number, row in enumerate(_rows_on(lines)):
+            if (surplus := too_many_rows(number, self._frames.size)) is not None:
+                yield PostRow(row.start, 0, surplus)
+                break
+            yield row
         self.size = lines.position
 
     def close(self) -> None:
         """End the thread that decompresses an archive."""
         if isinstance(self._frames, MemberFrames):
             self._frames.close()
+
+
+def _rows_on(lines: LineReader) -> Iterator[PostRow]:
+    """Yield all rows and gaps of the lines of a file."""
+    has_doctype = False
+    for start, line in lines:
+        if isinstance(line, Drop):
+            yield PostRow(start, 0, line)
+            continue
+        match = ROW_START.search(line)
+        if match is None and not has_doctype and DOCTYPE.search(line):
+            has_doctype = True
+            yield PostRow(start, 0, Drop("xml_doctype"))
+        is_alone = line.count(b"<") == 1 and line.count(b'"') % 2 == 0
+        while match is not None:
+            begin = match.start()
+            end = _row_end(line, begin, is_alone)
+            found = dict(ATTRIBUTE.findall(line, begin, end)) if end else Drop("bad_row")
+            yield PostRow(start + begin, max(0, end - begin), found)
+            match = ROW_START.search(line, end or match.end())
 
 
 def _row_end(line: bytes, begin: int, is_alone: bool) -> int:

@@ -123,7 +123,8 @@ def _open(split: Split, stream: ByteStream, config: SourceConfig, names: list[st
         header = names
         for start, fields in _records(lines, split, config):
             if isinstance(fields, Drop):
-                is_gap = fields.value is not None and fields.limit is None  # The value is a number of compressed bytes.
+                is_fault = fields.value is not None and fields.limit is None  # a number of compressed bytes
+                is_gap = is_fault or fields.rule == "too_many_rows"
                 yield SourceItem(start, new_row("gap" if is_gap else "row"), fields)
                 header = [] if header is None else header  # The header is lost, and no record takes its place.
             elif header is None:

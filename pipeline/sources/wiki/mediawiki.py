@@ -23,7 +23,7 @@ from pipeline.sources.compression import ByteStream, FrameReader
 from pipeline.sources.config import SourceConfig
 from pipeline.sources.lines import SourceRows
 from pipeline.sources.provenance import SourceItem, account_bytes, encodable, new_row, set_text
-from pipeline.sources.rows import date_of, meta_of
+from pipeline.sources.rows import date_of, meta_of, too_many_rows
 from pipeline.sources.wiki.blocks import WikiForm
 from pipeline.sources.wiki.names import DISAMBIGUATION_NAMES, REDIRECT
 from pipeline.sources.wiki.wikitext import categories, plain_name, template_names, text_of_wikitext
@@ -69,6 +69,10 @@ class _PageScanner:
         self._skipped = 0
         """Size of the part of a page that is too large which was passed over."""
         self._set_encoding("utf-8")
+
+    def size(self) -> int:
+        """Return the size of the file as stored [bytes]."""
+        return self._frames.size()
 
     def _set_encoding(self, encoding: str) -> None:
         self.encoding = encoding
@@ -154,7 +158,10 @@ def open_mediawiki(split: Split, stream: ByteStream, config: SourceConfig) -> So
     scanner = _PageScanner(stream, config.max_record_bytes)
 
     def items() -> Iterator[SourceItem]:
-        for start, kind, element, drop in _elements(scanner):
+        for number, (start, kind, element, drop) in enumerate(_elements(scanner)):
+            if (surplus := too_many_rows(number, scanner.size)) is not None:
+                yield SourceItem(start, new_row("gap"), surplus)
+                return
             if element is None:
                 yield SourceItem(start, new_row(kind), drop)
             else:

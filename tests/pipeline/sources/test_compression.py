@@ -10,6 +10,7 @@ import pytest
 import zstandard
 from fastwarc.stream_io import ZstdWriter
 
+from pipeline.sources import compression
 from pipeline.sources.compression import DECODED_BYTES, FrameReader
 from pipeline.sources.crawl.warc import RECORD_STARTS
 
@@ -39,6 +40,22 @@ def spans(stored, starts=RECORD_STARTS):
         start, data, _ = found[-1]
         found[-1] = (start, data + piece.data, piece.fault)
     return found, frames.end
+
+
+@pytest.mark.parametrize("pack", [zstd, bz2.compress, lz4.frame.compress, gzip.compress])
+def test_a_file_decodes_to_a_limited_number_of_bytes(pack, monkeypatch):
+    monkeypatch.setattr(compression, "DECODED_FREE", 3 << 20)
+    data = bytes(40 << 20)
+    stored = pack(data)
+    found, end = spans(stored + pack(b"after"), starts=None)
+    assert end == len(stored + pack(b"after"))
+    if len(stored) * compression.DECODED_A_BYTE > len(data):  # of LZ4 and gzip
+        assert [(len(data), fault) for _, data, fault in found] == [(len(data), None), (5, None)]
+    else:
+        ((_, held, fault),) = found
+        assert fault == "decoded_too_large"
+        assert len(held) <= compression.most_decoded(end) < len(held) + DECODED_BYTES
+    assert (len(found) == 1) == (pack in (zstd, bz2.compress))
 
 
 @pytest.mark.parametrize("pack", [gzip.compress, zstd, bz2.compress])

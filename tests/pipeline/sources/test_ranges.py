@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 
 from pipeline.engine.stage import Drop, RangeStart, Row, Split
 from pipeline.sources import compression
+from pipeline.sources import rows as source_rows
 from pipeline.sources.config import SourceConfig
 from pipeline.sources.ranges import find_starts, ranges_of, with_starts
 from pipeline.sources.source import open_split
@@ -309,6 +310,38 @@ def test_a_table_without_rows_and_one_with_too_many(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr("pipeline.sources.tables.jsonl_parquet.most_rows", lambda size: 100)
     for groups in ([40, 40, 40, 40], [50, 50, 10], [50, 50], [100, 0, 0], [100, 0, 1]):
         check(table(groups), "parquet", (2, 3, 4, 9))
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "warc"])
+@pytest.mark.parametrize("pack", ["zstd", "bz2", "lz4", "gzip"])
+def test_a_file_that_decodes_to_too_much(pack: str, kind: str, fine: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compression, "DECODED_FREE", 20_000)
+    monkeypatch.setattr(compression, "DECODED_A_BYTE", 2)
+    rng = random.Random(5)
+    parts = [lines(rng, 30) if kind == "jsonl" else page(number) for number in range(9)]
+    again, number = (b'{"text": "again"}\n', 40_000) if kind == "jsonl" else (page(1), 4_000)
+    bomb = again * number
+    data = b"".join(map(PACKS[pack], [*parts, bomb, *parts]))
+    check(data, kind, NUMBERS)
+    rows = whole(data, kind)
+    assert rows[-1][1] is not None
+    assert rows[-1][1].rule == "decoded_too_large"
+    assert sum(drop is None for _, drop in rows) < number
+    assert not any(
+        drop and drop.rule == "decoded_too_large" for _, drop in whole(b"".join(map(PACKS[pack], parts)), kind)
+    )
+
+
+@pytest.mark.parametrize("pack", PACKS)
+def test_a_file_with_too_many_lines(pack: str, fine: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(source_rows, "FREE_ROWS", 200)
+    monkeypatch.setattr(source_rows, "ROWS_A_BYTE", 1 if pack == "plain" else 0)
+    data = PACKS[pack](lines(random.Random(8), 400) + b'\n\n{"text": "a"}\n' * 300)
+    check(data, "jsonl", NUMBERS)
+    rows = whole(data, "jsonl")
+    drops = [drop for _, drop in rows if drop and drop.rule == "too_many_rows"]
+    assert drops == ([] if pack == "plain" else [Drop("too_many_rows", 200.0, 200.0)])
+    assert all(row["length"] > 0 for row, _ in rows)
 
 
 def test_the_numbers_of_starts_inside_a_frame_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:

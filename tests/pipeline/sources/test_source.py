@@ -100,6 +100,7 @@ CASES = {
     "digest_mismatch": ("warc", warc(WARC_Block_Digest="md5:0"), {"verify_digests": True}),
     "bad_header": ("warc", warc(Content_Length="many"), {}),
     "bad_gzip": ("warc", gzip.compress(warc(), mtime=0)[:-8] + bytes(8), {}),
+    "decoded_too_large": ("warc", zstandard.ZstdCompressor().compress(warc(bytes(70 << 20))), {}),
     "unreadable_gap": ("warc", b"no archive", {}),
     "empty_file": ("warc", b"", {}),
     "bad_line": ("jsonl", b"{", {}),
@@ -242,7 +243,7 @@ def test_the_reasons_are_closed():
 
 def test_declaration():
     assert isinstance(SOURCE, Source)
-    assert (SOURCE.name, SOURCE.version, SOURCE.config, SOURCE.open) == ("source", 9, SourceConfig, open_split)
+    assert (SOURCE.name, SOURCE.version, SOURCE.config, SOURCE.open) == ("source", 10, SourceConfig, open_split)
     ((row, drop),) = open_split(
         Split(0, "f", "f", 0, "", "web", "warc"), io.BytesIO(warc()), SourceConfig(paths=("x",))
     )

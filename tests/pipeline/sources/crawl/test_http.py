@@ -67,6 +67,10 @@ def response(body, content_type="text/html", status=b"HTTP/1.1 200 OK", **fields
         (response(chunked(HTML), Transfer_Encoding="chunked\r\nTransfer-Encoding: chunked"), HTML),
         (response(HTML, Content_Encoding="deflate"), HTML),
         (response(HTML, Content_Encoding="br"), HTML),
+        (response(HTML + b"\n", Content_Encoding="br"), HTML + b"\n"),
+        (response(brotli.compress(HTML) + b"\r\n", Content_Encoding="br"), HTML),
+        (response(gzip.compress(HTML, mtime=0), Content_Encoding='"gzip"'), HTML),
+        (response(gzip.compress(HTML, mtime=0), Content_Encoding="gzip;q=1.0"), HTML),
         (response(HTML, Content_Encoding="zstd"), HTML),
         # Names that are no coding.
         (response(HTML, Content_Encoding="utf-8"), HTML),

@@ -16,6 +16,8 @@ import zstandard
 
 from pipeline.engine.stage import Drop, Split
 from pipeline.extract.extract import ExtractConfig, make_extract
+from pipeline.sources import compression
+from pipeline.sources import rows as source_rows
 from pipeline.sources.config import SourceConfig
 from pipeline.sources.source import open_split, refetch
 from pipeline.sources.splits import HashedStream, find_splits, open_stream
@@ -212,6 +214,24 @@ def test_files_from_disk_and_a_question_read_again(tmp_path: Path, name: str) ->
         assert found.changes == ()
         assert found.head == content[row["offset"] : row["offset"] + row["length"]]
     assert refetch(split, rows[2][0] | {"page_bytes": 1}, config).changes == ("page_bytes: expected 1, got 45",)
+
+
+def test_a_dump_with_too_many_rows_and_an_archive_that_holds_too_much(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compression, "DECODED_FREE", 2 << 20)
+    repeated = dump(question(1)).replace(
+        b"</posts>", f'<row Id="0" Title="{"a" * 99}"/>\n'.encode() * 60_000 + b"</posts>"
+    )
+    rows = read(archive(tmp_path / "a.7z", {"Posts.xml": repeated}))
+    assert rules(rows)[0] == "kept"
+    assert rules(rows)[-1] == "decoded_too_large"
+    monkeypatch.undo()
+    monkeypatch.setattr(source_rows, "FREE_ROWS", 50)
+    monkeypatch.setattr(source_rows, "ROWS_A_BYTE", 0)
+    rows = read(dump(question(1)).replace(b"</posts>", b'<row Id="0"/>' * 100 + b"</posts>"))
+    assert rules(rows)[-1] == "too_many_rows"
+    assert len(rows) == 51
 
 
 def test_archives_that_cannot_be_read(tmp_path: Path) -> None:

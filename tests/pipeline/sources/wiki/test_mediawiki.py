@@ -17,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.engine.stage import Drop, Split
+from pipeline.sources import rows as source_rows
 from pipeline.sources.config import MediaWikiConfig, SourceConfig
 from pipeline.sources.source import open_split, refetch
 from pipeline.sources.splits import HashedStream, find_splits, open_stream
@@ -53,6 +54,15 @@ def zstd(data: bytes) -> bytes:
     with ZstdWriter(out) as writer:
         writer.write(data)
     return out.getvalue()
+
+
+def test_a_dump_with_too_many_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(source_rows, "FREE_ROWS", 50)
+    monkeypatch.setattr(source_rows, "ROWS_A_BYTE", 0)
+    rows, size = read((HEAD + page() + "<page></page>" * 99 + TAIL).encode())
+    assert rows[-1][1] == Drop("too_many_rows", 50.0, 50.0)
+    assert len(rows) == 51
+    assert sum(row["length"] for row, _ in rows) == size
 
 
 def read(stored: bytes, config: SourceConfig = CONFIG) -> tuple[list[tuple[dict[str, Any], Drop | None]], int]:
