@@ -234,8 +234,8 @@ class FrameReader:
         return next(self._pieces, None)
 
     def size(self) -> int:
-        """Return the size of the file as stored [bytes]."""
-        return self.blocks.size()
+        """Return the size of the file as stored, or the bytes read if a server does not give it [bytes]."""
+        return max(self.blocks.size(), self.blocks.reached)
 
     def seek(self, position: int) -> None:
         """Continue at this offset in the compressed file, where a frame or a run of plain bytes must start."""

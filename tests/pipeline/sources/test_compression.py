@@ -10,9 +10,10 @@ import pytest
 import zstandard
 from fastwarc.stream_io import ZstdWriter
 
-from pipeline.sources import compression
+from pipeline.sources import compression, rows
 from pipeline.sources.compression import DECODED_BYTES, FrameReader
 from pipeline.sources.crawl.warc import RECORD_STARTS
+from pipeline.sources.lines import LineReader
 
 RECORD = b"WARC/1.0\r\nWARC-Type: metadata\r\nContent-Length: 5\r\n\r\nhello\r\n\r\n"
 NOISE = random.Random(1).randbytes(90_000)
@@ -56,6 +57,21 @@ def test_a_file_decodes_to_a_limited_number_of_bytes(pack, monkeypatch):
         assert fault == "decoded_too_large"
         assert len(held) <= compression.most_decoded(end) < len(held) + DECODED_BYTES
     assert (len(found) == 1) == (pack in (zstd, bz2.compress))
+
+
+class WithoutSize(io.BytesIO):
+    """A file of a server that does not give its size."""
+
+    def seek(self, offset, whence=0):
+        return super().seek(0 if whence == 2 else offset)
+
+
+@pytest.mark.parametrize("pack", [zstd, bz2.compress, gzip.compress])
+def test_a_file_whose_size_is_unknown_is_read_whole(pack, monkeypatch):
+    monkeypatch.setattr(compression, "DECODED_FREE", 1 << 10)
+    monkeypatch.setattr(rows, "FREE_ROWS", 10)
+    data = b"".join(b"%d\n" % number for number in range(300_000))
+    assert [*LineReader(FrameReader(WithoutSize(pack(data)), None), 100)][-1][1] == b"299999"
 
 
 @pytest.mark.parametrize("pack", [gzip.compress, zstd, bz2.compress])
