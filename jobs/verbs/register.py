@@ -2,6 +2,7 @@
 
 import argparse
 from collections.abc import Sequence
+from contextlib import nullcontext
 
 from jobs.arguments import Command, add_run
 from pipeline.register.delta import register_delta
@@ -9,7 +10,7 @@ from pipeline.register.iceberg import register_iceberg
 from pipeline.register.record import DELTA, ICEBERG, add_registration
 from pipeline.register.tables import ParquetTable, Registered, check_files, location_of, parquet_tables
 from schemas.errors import ConfigError
-from schemas.locks import lock_tables
+from schemas.locks import lock_export, lock_tables
 from schemas.logs import LOGGER
 from schemas.storage import Store
 from schemas.takedown import check_no_pending_takedown
@@ -29,7 +30,8 @@ def register_command(arguments: argparse.Namespace) -> int:
         raise ConfigError("register: expected --delta or --iceberg FOLDER, got neither. Give one.")
     run = Store(arguments.run)
     out = None if arguments.iceberg is None else Store(arguments.iceberg)
-    with lock_tables(run, "penstock register"):
+    what = "penstock register"
+    with lock_tables(run, what), nullcontext() if out is None else lock_export(out, what):
         check_no_pending_takedown(run)
         tables = parquet_tables(run, arguments.table)
         for table in tables:

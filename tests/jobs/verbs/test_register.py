@@ -9,6 +9,7 @@ import pyarrow.fs as pafs
 import pytest
 
 from jobs.cli import main
+from schemas.locks import lock_export
 from schemas.storage import Store
 from tests.support.registered import OLDER_RUN, rows_of_delta, rows_of_files, rows_of_iceberg
 from tests.support.s3_server import environment, server
@@ -132,3 +133,16 @@ def test_on_an_object_store(server: int, tmp_path: Path, capsys: pytest.CaptureF
     assert "version 1 at s3://bucket/run/verdicts, 33 rows" in printed(capsys, *words)
     after = rows_of_files(run, "verdicts")
     assert rows_of_delta(run, "verdicts", options) == after == rows_of_iceberg(out, "verdicts", reader)
+
+
+def test_two_commands_do_not_write_into_one_folder(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("pyiceberg", reason="needs the package pyiceberg")
+    out = tmp_path / "out"
+    with lock_export(Store(str(out)), "penstock register"):
+        error = refused(capsys, "register", str(run), "--iceberg", str(out), "--table", "clean")
+    assert "expected a free lock for `penstock register`, got one held by" in error
+    assert not out.exists()
+    printed(capsys, "register", str(run), "--iceberg", str(out), "--table", "clean")
+    assert {path.name for path in out.iterdir()} == {"clean"}
