@@ -13,8 +13,8 @@ REACH = 200
 # It begins with a set of characters, which `re` searches for fastest. A run of signs is matched once, also where it
 # ends no sentence, and the quantifiers are possessive: the time is linear.
 _END = re.compile(
-    r"""[.!?…。！？｡।۔\n](?:"""
-    r"""(?<=[.!?…])[.!?…]*+["'»”’)\]]*+(\s*+)"""
+    r"""[.!?…؟։።。！？｡।۔\n](?:"""
+    r"""(?<=[.!?…؟։።])[.!?…؟։።]*+["'»”’)\]]*+(\s*+)"""
     r"""|(?<=[。！？｡।۔])[。！？｡।۔]*+["'»”’」』）]*+\s*+"""
     r"""|\s*+)"""
 )

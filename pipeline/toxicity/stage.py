@@ -317,7 +317,7 @@ def checks(config: ToxicityConfig, models: Mapping[str, str], cutoffs: Cutoffs) 
 
 TOXICITY = PerDocument(
     name="toxicity",
-    version=7,
+    version=8,
     config=ToxicityConfig,
     reads=("text", "cuts", "_body", "_words", "language"),
     adds=(
