@@ -55,7 +55,7 @@ def read_values(path: str) -> dict[str, Any]:
     Raises ConfigError if the file cannot be read or is not TOML.
     """
     try:
-        text = Path(recipe_file(path)).read_text(encoding="utf-8")
+        text = Path(recipe_file(path)).read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
         close = _similar(path) if isinstance(error, FileNotFoundError) else ""

@@ -90,7 +90,7 @@ def read_mix(path: str) -> Mix:
 def parse_mix(data: bytes, where: str) -> Mix:
     """Return the mix in the bytes of a mix file. Raises ConfigError if the bytes are not a valid mix."""
     try:
-        mix = Mix.model_validate(tomllib.loads(data.decode("utf-8")))
+        mix = Mix.model_validate(tomllib.loads(data.decode("utf-8-sig")))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, ValidationError) as error:
         raise ConfigError(
             f"mix {where}: expected a valid mix.toml, got an error: {error}. Write it with `penstock mix suggest RUN`."

@@ -321,7 +321,7 @@ def rewritten(base: str, answers: Answers) -> str:
     kinds, path = recipe_sections(), recipe_file(base)
     values = answers.settings()
     expected = {name: dict(own) if isinstance(own, dict) else own for name, own in read_values(base).items()}
-    lines = Path(path).read_text(encoding="utf-8").splitlines()
+    lines = Path(path).read_text(encoding="utf-8-sig").splitlines()
     for section, own in values.items():
         current = expected.setdefault(section, {}) if own else {}
         removed = {name for key in own for name in kinds[section].REPLACES.get(key, ()) if name not in own}
@@ -347,7 +347,7 @@ def with_sources(base: str, answers: Answers, files: Mapping[str, Sequence[str]]
     Weights and ranks of the other sources are removed.
     """
     lines: list[str] = []
-    for block in _source_blocks(Path(recipe_file(base)).read_text(encoding="utf-8").splitlines()):
+    for block in _source_blocks(Path(recipe_file(base)).read_text(encoding="utf-8-sig").splitlines()):
         if block[0].strip() != "[[source]]":
             lines += block
             continue

@@ -206,7 +206,7 @@ def _listed(name: str) -> tuple[str, ...]:
     """Return the distinct doc_ids in a file of JSON lines. Raises ConfigError if the file or a line is not valid."""
     doc_ids: dict[str, None] = {}
     try:
-        lines = Path(name).read_text(encoding="utf-8").splitlines()
+        lines = Path(name).read_text(encoding="utf-8-sig").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(
             f"takedown --docs {name}: expected a readable file of JSON lines, got an error: {error}. Correct the path."

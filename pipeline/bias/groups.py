@@ -58,7 +58,7 @@ class Group:
 def read_groups(path: str | Path) -> tuple[Group, ...]:
     """Return the groups of a TOML file, in its order. Raises ConfigError if the file is no list of groups."""
     try:
-        tables = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+        tables = tomllib.loads(Path(path).read_text(encoding="utf-8-sig"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise _wrong(path, "a TOML file", str(error)) from error
     groups = []

@@ -122,7 +122,7 @@ def read_answers(path: str | None, sources: Sequence[str]) -> FactsFile:
             "`penstock summary --template`."
         )
     try:
-        raw = tomllib.loads(file.read_text("utf-8"))
+        raw = tomllib.loads(file.read_text("utf-8-sig"))
     except (ValueError, RecursionError) as error:  # also a number with too many digits
         raise ConfigError(f"--facts {path}: expected TOML, got an error: {error}. Correct the file.") from error
     values: dict[str, str | tuple[str, ...]] = {}

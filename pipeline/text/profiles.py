@@ -63,7 +63,7 @@ def render_profiles(
 @cache
 def _load(path: str) -> Mapping[str, LanguageProfile]:
     try:
-        values = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+        values = tomllib.loads(Path(path).read_text(encoding="utf-8-sig"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise ConfigError(
             f"language profiles {path}: expected a TOML file, got one that cannot be read ({error}). "

@@ -53,6 +53,11 @@ def test_a_file_here_precedes_the_shipped_recipe_of_its_name(tmp_path, monkeypat
     assert read_recipe("web", ["source.paths=['x']"]).section("source", SourceConfig).name == "web"
 
 
+def test_a_recipe_may_begin_with_a_byte_order_mark(tmp_path):
+    (tmp_path / "mine.toml").write_text('[source]\nname = "mine"\n', encoding="utf-8-sig")
+    assert read_values(str(tmp_path / "mine.toml")) == {"source": {"name": "mine"}}
+
+
 def test_similar_names_are_suggested(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.toml").write_text("")

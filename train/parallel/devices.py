@@ -159,7 +159,7 @@ def read_devices(path: Path) -> tuple[Device, ...]:
 
     The table of a GPU inherits missing values from the table `[gpu]`. Raises ConfigError if a table is not valid.
     """
-    content, devices = tomllib.loads(path.read_text(encoding="utf-8")), []
+    content, devices = tomllib.loads(path.read_text(encoding="utf-8-sig")), []
     for name, table in content["devices"].items():
         common = {} if table.get("kind") == "cpu" else content["gpu"]
         try:

@@ -309,7 +309,9 @@ def test_documents_of_a_file_are_taken_down(run: Path, tmp_path: Path) -> None:
     first, second = [row["doc_id"] for row in documents_of(opened(run))][:2]
     listed = tmp_path / "quarantine.jsonl"
     lines = [{"doc_id": identifier.hex(), "step": 3} for identifier in (first, second, first, bytes(16))]
-    listed.write_text("\n".join(map(json.dumps, lines)) + "\n\n")
+    lines[0]["title"] = "in two\u2028lines"
+    texts = (json.dumps(line, ensure_ascii=False) for line in lines)
+    listed.write_text("\r\n".join(texts) + "\n\n", encoding="utf-8-sig", newline="")
     assert take_down(run, docs=str(listed)) == 0
     assert len(certificates(run)[0].documents) == 2
     listed.write_text('{"doc": 1}\n')
