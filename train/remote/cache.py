@@ -136,7 +136,7 @@ class ShardCache:
                     return False
                 download(self._origin, path, file)
                 os.fsync(file)
-                with self._locked():  # whoever counts the files finds this one under one of its names
+                with self._locked():  # a process that counts the files finds one of the two names
                     os.rename(partial, place)
             except BaseException as error:
                 partial.unlink(missing_ok=True)
