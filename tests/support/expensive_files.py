@@ -19,11 +19,10 @@ import pytest
 from tests.support.paths import ROOT
 
 LIST = ROOT / "tests" / "expensive_files.txt"
-EXPENSIVE = 8.0
-"""CPU time from which a file is expensive [s]: that of its tests and of the processes that they start."""
-HEAVY = 6.0
-"""CPU time that is assumed for a file with tests of Spark or of ranks that the list does not name [s]."""
-SHARES = 6
+EXPENSIVE = 3.0
+"""CPU time from which a file is expensive [s]: that of its tests and of the processes that they start. It is assumed
+for a file with tests of Spark or of ranks that the list does not name."""
+SHARES = 12
 OPTION, MEASURE = "--expensive-files", "--measure-files"
 SECONDS: dict[str, float] = {}
 """CPU time of each test file that this process has run [s]."""
@@ -40,7 +39,7 @@ def kind_of(path: str) -> str:
 def expensive_files() -> dict[str, float]:
     """Return the path of each expensive file → its CPU time [s], the longest first."""
     files = (path.relative_to(ROOT).as_posix() for path in (ROOT / "tests").rglob("test_*.py"))
-    found = dict.fromkeys((path for path in files if kind_of(path) != "light"), HEAVY) | listed_files()
+    found = dict.fromkeys((path for path in files if kind_of(path) != "light"), EXPENSIVE) | listed_files()
     return dict(sorted(found.items(), key=lambda item: (-item[1], item[0])))
 
 
