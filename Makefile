@@ -47,7 +47,7 @@ demo: setup ## a demo crawl, every stage, a small model in two processes, the re
 test check coverage: export PYTHONDONTWRITEBYTECODE :=
 
 # Two of the processes run the tests that start processes themselves, and one of these all of Spark's: tests/conftest.py.
-test: setup ## the tests that this machine can run, with a twelfth of the expensive files (ALL=1: all; SLOW=1: slow ones too)
+test: setup ## the tests that this machine can run, with a sixteenth of the expensive files (ALL=1: all; SLOW=1: slow ones too)
 	$(BIN)/python -m pytest -n auto --maxprocesses 8 --dist loadgroup $(if $(SLOW),,-m "not slow") \
 		$(if $(SLOW)$(ALL),,--expensive-files share)
 

@@ -18,7 +18,7 @@ from pipeline.sources.compression import (
 )
 from pipeline.sources.config import SourceConfig
 from pipeline.sources.provenance import SourceItem, account_bytes, new_row
-from pipeline.sources.rows import too_many_rows
+from pipeline.sources.rows import most_rows, too_many_rows
 
 BOM = b"\xef\xbb\xbf"
 LINE_END = re.compile(rb"\n")
@@ -77,10 +77,13 @@ class LineReader:
 
         If the file has too many lines for its bytes, a Drop replaces the rest of it.
         """
+        checked = most_rows(0)
         for start, line in self._lines():
-            if (surplus := too_many_rows(self.num_lines, self._frames.size)) is not None:
-                yield start, surplus
-                return
+            if self.num_lines >= checked:
+                if (surplus := too_many_rows(self.num_lines, self._frames.size)) is not None:
+                    yield start, surplus
+                    return
+                checked = most_rows(self._frames.size())
             self.num_lines += 1
             yield start, line
 

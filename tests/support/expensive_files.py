@@ -22,7 +22,7 @@ LIST = ROOT / "tests" / "expensive_files.txt"
 EXPENSIVE = 3.0
 """CPU time from which a file is expensive [s]: that of its tests and of the processes that they start. It is assumed
 for a file with tests of Spark or of ranks that the list does not name."""
-SHARES = 12
+SHARES = 16
 OPTION, MEASURE = "--expensive-files", "--measure-files"
 SECONDS: dict[str, float] = {}
 """CPU time of each test file that this process has run [s]."""
