@@ -17,8 +17,7 @@ from pipeline.sources.compression import (
     is_compressed,
 )
 from pipeline.sources.config import SourceConfig
-from pipeline.sources.provenance import SourceItem, account_bytes, new_row
-from pipeline.sources.rows import most_rows, too_many_rows
+from pipeline.sources.provenance import SourceItem, account_bytes, most_rows, new_row, too_many_rows
 
 BOM = b"\xef\xbb\xbf"
 LINE_END = re.compile(rb"\n")

@@ -43,6 +43,11 @@ COLUMNS = (
 )
 _EMPTY_ROW: Row = dict.fromkeys(COLUMNS)
 MAX_TITLE_CHARS = 1_000
+FREE_ROWS, ROWS_A_BYTE = 100_000, 10
+"""Maximum number of rows of a file: so many, and so many for each byte of the file. A text that no other row
+has takes at least a byte, also compressed. Only rows without a text, and copies of one, take less: a column of nulls or
+of one repeated value has 10^8 rows in 200 kB, each of which would cost time and an id in the tables of a run. So has a
+compressed file of one repeated line."""
 IP_ADDRESS = re.compile(r"\A\[|(?:\A|\.)(?:[0-9]+|0x[0-9a-f]*)\W*\Z")
 """A host that is an IPv6 address, or one that browsers read as an IPv4 address, since its last label is a number. Signs
 may follow, as in an address that was taken from a text."""
@@ -106,6 +111,21 @@ def account_bytes(
         return
     held[0]["length"] = end() - offset
     yield held
+
+
+def most_rows(size: int) -> int:
+    """Return the maximum number of rows that are read of a file of a table with so many bytes."""
+    return FREE_ROWS + ROWS_A_BYTE * size
+
+
+def too_many_rows(number: int, size: Callable[[], int]) -> Drop | None:
+    """Return the Drop of the rest of a file of which so many rows are read; None if it may have more.
+
+    `size` returns the number of bytes of the file as stored.
+    """
+    if number < FREE_ROWS or number < (most := most_rows(size())):
+        return None
+    return Drop("too_many_rows", float(number), float(most))
 
 
 def _first_offset(split: Split, start: int) -> int:

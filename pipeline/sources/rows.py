@@ -3,7 +3,7 @@
 import json
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, date, datetime
 from functools import lru_cache
 from json.encoder import encode_basestring as _quoted
@@ -32,11 +32,6 @@ MAX_NAME = 64
 """Maximum length of the name of a field that the manifest counts [code points]."""
 UNREADABLE_VALUE = object()
 """Takes the place of a value of a Parquet column that cannot be converted, such as a date after the year 9999."""
-FREE_ROWS, ROWS_A_BYTE = 100_000, 10
-"""Maximum number of rows of a file: so many, and so many for each byte of the file. A text that no other row
-has takes at least a byte, also compressed. Only rows without a text, and copies of one, take less: a column of nulls or
-of one repeated value has 10^8 rows in 200 kB, each of which would cost time and an id in the tables of a run. So has a
-compressed file of one repeated line."""
 FREE_BYTES, BYTES_A_BYTE = 1 << 30, 1_000
 """Maximum size of the values of a file of a table, as texts: so many bytes, and so many for each byte of the file. Only
 copies of a value take less. Rows that share one text of 4.9 MB take a bit each, and a second of a core."""
@@ -287,24 +282,9 @@ def _licence(value: Any, config: SourceConfig) -> str | None:
 # The rows of record batches.
 
 
-def most_rows(size: int) -> int:
-    """Return the maximum number of rows that are read of a file of a table with so many bytes."""
-    return FREE_ROWS + ROWS_A_BYTE * size
-
-
 def most_bytes(size: int) -> int:
     """Return the maximum size of the values that are read of a file of a table with so many bytes [bytes]."""
     return FREE_BYTES + BYTES_A_BYTE * size
-
-
-def too_many_rows(number: int, size: Callable[[], int]) -> Drop | None:
-    """Return the Drop of the rest of a file of which so many rows are read; None if it may have more.
-
-    `size` returns the number of bytes of the file as stored.
-    """
-    if number < FREE_ROWS or number < (most := most_rows(size())):
-        return None
-    return Drop("too_many_rows", float(number), float(most))
 
 
 def value_bytes(value: Any) -> int:

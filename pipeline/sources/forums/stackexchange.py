@@ -29,8 +29,17 @@ from pipeline.sources.compression import ByteStream, FrameReader, Frames
 from pipeline.sources.config import SourceConfig
 from pipeline.sources.forums.temporary_rows import RowBatch, temporary_database
 from pipeline.sources.lines import LineReader, SourceRows
-from pipeline.sources.provenance import SourceItem, account_bytes, domain_of, encodable, new_row, set_text, set_title
-from pipeline.sources.rows import date_of, meta_of, too_many_rows
+from pipeline.sources.provenance import (
+    SourceItem,
+    account_bytes,
+    domain_of,
+    encodable,
+    new_row,
+    set_text,
+    set_title,
+    too_many_rows,
+)
+from pipeline.sources.rows import date_of, meta_of
 
 QUESTION, ANSWER = b"1", b"2"
 """Values of PostTypeId."""

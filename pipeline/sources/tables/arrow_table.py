@@ -16,8 +16,8 @@ from pipeline.engine.stage import Drop, Split
 from pipeline.sources.compression import ByteStream
 from pipeline.sources.config import SourceConfig
 from pipeline.sources.lines import SourceRows
-from pipeline.sources.provenance import SourceItem, account_bytes, new_row
-from pipeline.sources.rows import UNREADABLE, RowMapping, most_bytes, most_rows, rows_of_batch, value_bytes
+from pipeline.sources.provenance import SourceItem, account_bytes, most_rows, new_row
+from pipeline.sources.rows import UNREADABLE, RowMapping, most_bytes, rows_of_batch, value_bytes
 
 FILE_START, FILE_END = b"ARROW1\0\0", b"ARROW1"
 MAX_PADDING = 64

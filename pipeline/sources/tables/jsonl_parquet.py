@@ -15,8 +15,8 @@ from pipeline.engine.stage import Drop, RangeStart, Row, Split
 from pipeline.sources.compression import ByteStream
 from pipeline.sources.config import SourceConfig
 from pipeline.sources.lines import SourceRows, parse_object, read_lines
-from pipeline.sources.provenance import SourceItem, account_bytes, new_row
-from pipeline.sources.rows import UNREADABLE, RowMapping, most_bytes, most_rows, rows_of_batch, value_bytes
+from pipeline.sources.provenance import SourceItem, account_bytes, most_rows, new_row
+from pipeline.sources.rows import UNREADABLE, RowMapping, most_bytes, rows_of_batch, value_bytes
 
 BATCH_ROWS = 16
 """Number of rows that are read at a time, if they are large [rows]."""

@@ -22,8 +22,8 @@ from pipeline.engine.stage import Drop, Row, Split
 from pipeline.sources.compression import ByteStream, FrameReader
 from pipeline.sources.config import SourceConfig
 from pipeline.sources.lines import SourceRows
-from pipeline.sources.provenance import SourceItem, account_bytes, encodable, new_row, set_text
-from pipeline.sources.rows import date_of, meta_of, too_many_rows
+from pipeline.sources.provenance import SourceItem, account_bytes, encodable, new_row, set_text, too_many_rows
+from pipeline.sources.rows import date_of, meta_of
 from pipeline.sources.wiki.blocks import WikiForm
 from pipeline.sources.wiki.names import DISAMBIGUATION_NAMES, REDIRECT
 from pipeline.sources.wiki.wikitext import categories, plain_name, template_names, text_of_wikitext

@@ -10,7 +10,7 @@ import pytest
 import zstandard
 from fastwarc.stream_io import ZstdWriter
 
-from pipeline.sources import compression, rows
+from pipeline.sources import compression, provenance
 from pipeline.sources.compression import DECODED_BYTES, FrameReader
 from pipeline.sources.crawl.warc import RECORD_STARTS
 from pipeline.sources.lines import LineReader
@@ -69,7 +69,7 @@ class WithoutSize(io.BytesIO):
 @pytest.mark.parametrize("pack", [zstd, bz2.compress, gzip.compress])
 def test_a_file_whose_size_is_unknown_is_read_whole(pack, monkeypatch):
     monkeypatch.setattr(compression, "DECODED_FREE", 1 << 10)
-    monkeypatch.setattr(rows, "FREE_ROWS", 10)
+    monkeypatch.setattr(provenance, "FREE_ROWS", 10)
     data = b"".join(b"%d\n" % number for number in range(300_000))
     assert [*LineReader(FrameReader(WithoutSize(pack(data)), None), 100)][-1][1] == b"299999"
 

@@ -20,8 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.engine.stage import Drop, RangeStart, Row, Split
-from pipeline.sources import compression
-from pipeline.sources import rows as source_rows
+from pipeline.sources import compression, provenance
 from pipeline.sources.config import SourceConfig
 from pipeline.sources.ranges import find_starts, ranges_of, with_starts
 from pipeline.sources.source import open_split
@@ -334,8 +333,8 @@ def test_a_file_that_decodes_to_too_much(pack: str, kind: str, fine: None, monke
 
 @pytest.mark.parametrize("pack", PACKS)
 def test_a_file_with_too_many_lines(pack: str, fine: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(source_rows, "FREE_ROWS", 200)
-    monkeypatch.setattr(source_rows, "ROWS_A_BYTE", 1 if pack == "plain" else 0)
+    monkeypatch.setattr(provenance, "FREE_ROWS", 200)
+    monkeypatch.setattr(provenance, "ROWS_A_BYTE", 1 if pack == "plain" else 0)
     data = PACKS[pack](lines(random.Random(8), 400) + b'\n\n{"text": "a"}\n' * 300)
     check(data, "jsonl", NUMBERS)
     rows = whole(data, "jsonl")

@@ -16,8 +16,7 @@ import zstandard
 
 from pipeline.engine.stage import Drop, Split
 from pipeline.extract.extract import ExtractConfig, make_extract
-from pipeline.sources import compression
-from pipeline.sources import rows as source_rows
+from pipeline.sources import compression, provenance
 from pipeline.sources.config import SourceConfig
 from pipeline.sources.source import open_split, refetch
 from pipeline.sources.splits import HashedStream, find_splits, open_stream
@@ -227,8 +226,8 @@ def test_a_dump_with_too_many_rows_and_an_archive_that_holds_too_much(
     assert rules(rows)[0] == "kept"
     assert rules(rows)[-1] == "decoded_too_large"
     monkeypatch.undo()
-    monkeypatch.setattr(source_rows, "FREE_ROWS", 50)
-    monkeypatch.setattr(source_rows, "ROWS_A_BYTE", 0)
+    monkeypatch.setattr(provenance, "FREE_ROWS", 50)
+    monkeypatch.setattr(provenance, "ROWS_A_BYTE", 0)
     rows = read(dump(question(1)).replace(b"</posts>", b'<row Id="0"/>' * 100 + b"</posts>"))
     assert rules(rows)[-1] == "too_many_rows"
     assert len(rows) == 51

@@ -9,6 +9,7 @@ import pyarrow.feather as feather
 import pytest
 
 from pipeline.engine.stage import Drop, Split
+from pipeline.sources import provenance
 from pipeline.sources import rows as rows_module
 from pipeline.sources.config import SourceConfig
 from pipeline.sources.source import open_split, refetch
@@ -174,7 +175,7 @@ def test_rows_that_share_one_text_are_limited_by_its_length(monkeypatch, nested:
 
 def test_rows_of_all_batches_are_limited(monkeypatch) -> None:
     """Each further batch of nulls takes 130 bytes."""
-    monkeypatch.setattr(rows_module, "FREE_ROWS", 1000)
+    monkeypatch.setattr(provenance, "FREE_ROWS", 1000)
     sink, batch = io.BytesIO(), pa.record_batch([pa.nulls(30_000)], names=["x"])
     with pa.ipc.new_stream(sink, batch.schema) as writer:
         for _ in range(3):

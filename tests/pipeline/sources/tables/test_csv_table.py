@@ -11,8 +11,7 @@ import lz4.frame
 import pytest
 
 from pipeline.engine.stage import Drop, Split
-from pipeline.sources import first_rows
-from pipeline.sources import rows as source_rows
+from pipeline.sources import first_rows, provenance
 from pipeline.sources.config import SourceConfig
 from pipeline.sources.source import open_split, refetch
 from pipeline.sources.splits import HashedStream, find_splits, open_stream
@@ -40,8 +39,8 @@ def verdicts(stored: bytes, name: str = "a.csv", **settings: Any) -> list[str]:
 
 @pytest.mark.parametrize("record", [b"u,hello\n", b'u,"in two\nlines"\n'])
 def test_the_rest_of_a_file_with_too_many_lines_is_a_gap(record: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(source_rows, "FREE_ROWS", 7)
-    monkeypatch.setattr(source_rows, "ROWS_A_BYTE", 0)
+    monkeypatch.setattr(provenance, "FREE_ROWS", 7)
+    monkeypatch.setattr(provenance, "ROWS_A_BYTE", 0)
     content = HEADER + record * 20
     rows = read(content)
     assert [drop for _, drop in rows] == [None] * (len(rows) - 1) + [Drop("too_many_rows", 7.0, 7.0)]

@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.engine.stage import Drop, Split
-from pipeline.sources import rows as source_rows
+from pipeline.sources import provenance
 from pipeline.sources.config import MediaWikiConfig, SourceConfig
 from pipeline.sources.source import open_split, refetch
 from pipeline.sources.splits import HashedStream, find_splits, open_stream
@@ -57,8 +57,8 @@ def zstd(data: bytes) -> bytes:
 
 
 def test_a_dump_with_too_many_pages(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(source_rows, "FREE_ROWS", 50)
-    monkeypatch.setattr(source_rows, "ROWS_A_BYTE", 0)
+    monkeypatch.setattr(provenance, "FREE_ROWS", 50)
+    monkeypatch.setattr(provenance, "ROWS_A_BYTE", 0)
     rows, size = read((HEAD + page() + "<page></page>" * 99 + TAIL).encode())
     assert rows[-1][1] == Drop("too_many_rows", 50.0, 50.0)
     assert len(rows) == 51
