@@ -19,8 +19,8 @@ INSTALLED := $(VENV)/.installed
 NATIVE := $(VENV)/.native
 JAVA_CLASSES := $(VENV)/.java-classes
 LOCKED := $(BIN)/pip install --quiet --no-compile --require-hashes --no-deps --no-build-isolation
-# By all cores, where pip would compile by one, and without a third of the files: tests of packages, and models of
-# others. It fails for files of other versions of Python, which nothing imports.
+# By all cores, where pip would compile by one, and without a quarter of the bytes: tests of packages, and models of
+# transformers other than Llama. It fails for files of other versions of Python, which nothing imports.
 COMPILE := $(BIN)/python -m compileall -qq -j 0 -x '/(tests?|testing|transformers/models/(?!auto|llama)[^/]+)/' $(VENV)/lib || true
 TOOLS := .venv-lock
 HEAVY := spark or dist or slow or browser or gpu

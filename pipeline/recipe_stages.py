@@ -247,7 +247,7 @@ def _copy(
     path = Path(models[FUNCTION])
     source = path.read_bytes()
     target = Path(folder) / f"{path.stem}-{hashlib.sha256(source).hexdigest()[:12]}.py"
-    if not target.is_file() or target.read_bytes() != source:  # a file of another one with this name
+    if not target.is_file() or target.read_bytes() != source:
         unfinished = target.with_suffix(f".{os.getpid()}")
         unfinished.write_bytes(source)
         unfinished.replace(target)

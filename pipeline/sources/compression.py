@@ -118,8 +118,8 @@ beyond the maximum, candidates are passed over and no byte of a damaged frame is
 gap."""
 DECODED_FREE, DECODED_A_BYTE = 64 << 20, 1_100
 """Maximum number of bytes that the frames of a file decode to: so many, and so many for each byte of the file. Deflate
-cannot reach the second number (1,032 at most). One line repeated takes a millionth of its bytes in bzip2, and less than
-a ten-thousandth in zstd and LZMA, so that a file of a megabyte would keep a core busy for hours."""
+cannot reach the second number (1,032 at most). A repeated line of 18 bytes has a ratio of 10,900 in zstd, 9,300 in
+bzip2 and 6,800 in LZMA; at 14 us a line, a megabyte of it in zstd would keep a core busy for two hours."""
 MAGIC_BYTES = 10
 VERBATIM_BYTES = 64
 """Bytes of a frame, at most, that are compared with decoded bytes to find it there."""

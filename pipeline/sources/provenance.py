@@ -114,7 +114,7 @@ def account_bytes(
 
 
 def most_rows(size: int) -> int:
-    """Return the maximum number of rows that are read of a file of a table with so many bytes."""
+    """Return the maximum number of rows or lines that are read of a file with so many bytes."""
     return FREE_ROWS + ROWS_A_BYTE * size
 
 

@@ -1,5 +1,6 @@
 """Stages of a recipe: what a run rejects before it starts, what a function may return, and a run with one on Spark."""
 
+import hashlib
 import json
 import os
 import re
@@ -19,7 +20,7 @@ from pipeline.inspect.document_text import format_document
 from pipeline.inspect.show import columns_of_run, find_documents, parse_where
 from pipeline.inspect.whatif import predict
 from pipeline.inspect.whatif_limits import changed_settings
-from pipeline.prepare import Prepared, find_models, step_identity
+from pipeline.prepare import COMPILED, Prepared, find_models, step_identity
 from pipeline.recipe_stages import FUNCTION, SECTION, RecipeStage, load_function, sample_row, without_quotes
 from pipeline.report.facts import collect_facts
 from pipeline.report.funnel import checks, drops_by_rule
@@ -430,6 +431,19 @@ def test_the_examples_of_the_pages_are_valid(tmp_path) -> None:
 
 
 # On Spark.
+
+
+@pytest.mark.parametrize("is_listed", [False, True])
+def test_another_file_in_the_place_of_the_copy_is_not_run(tmp_path, stage, is_listed) -> None:
+    """A process that can write to the cache can also write its list of digests."""
+    _, _, paths = prepared(tmp_path, stage())
+    copy = Path(paths["curiosity"][FUNCTION])
+    copy.write_text("raise SystemExit('not the file of the recipe')")
+    if is_listed:
+        listed = {f"{copy.parent.name}/{copy.name}": hashlib.sha256(copy.read_bytes()).hexdigest()}
+        (copy.parent.parent / COMPILED).write_text(json.dumps(listed))
+    copy = Path(prepared(tmp_path, stage())[2]["curiosity"][FUNCTION])
+    assert copy.read_text() == (tmp_path / "mine.py").read_text()
 
 
 @pytest.mark.spark

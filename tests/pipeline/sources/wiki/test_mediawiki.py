@@ -56,15 +56,6 @@ def zstd(data: bytes) -> bytes:
     return out.getvalue()
 
 
-def test_a_dump_with_too_many_pages(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(provenance, "FREE_ROWS", 50)
-    monkeypatch.setattr(provenance, "ROWS_A_BYTE", 0)
-    rows, size = read((HEAD + page() + "<page></page>" * 99 + TAIL).encode())
-    assert rows[-1][1] == Drop("too_many_rows", 50.0, 50.0)
-    assert len(rows) == 51
-    assert sum(row["length"] for row, _ in rows) == size
-
-
 def read(stored: bytes, config: SourceConfig = CONFIG) -> tuple[list[tuple[dict[str, Any], Drop | None]], int]:
     """The rows of a file and its size, after checking that they follow each other without a hole."""
     split = Split(0, "f", "f", len(stored), "", "wiki", "mediawiki")
@@ -76,6 +67,15 @@ def read(stored: bytes, config: SourceConfig = CONFIG) -> tuple[list[tuple[dict[
         position += row["length"]
     assert len({row["doc_id"] for row, _ in rows}) == len(rows)
     return rows, position
+
+
+def test_a_dump_with_too_many_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(provenance, "FREE_ROWS", 50)
+    monkeypatch.setattr(provenance, "ROWS_A_BYTE", 0)
+    rows, size = read((HEAD + page() + "<page></page>" * 99 + TAIL).encode())
+    assert rows[-1][1] == Drop("too_many_rows", 50.0, 50.0)
+    assert len(rows) == 51
+    assert sum(row["length"] for row, _ in rows) == size
 
 
 def verdicts(dump: str, config: SourceConfig = CONFIG) -> list[str]:
