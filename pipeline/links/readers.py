@@ -13,7 +13,8 @@ from typing import Any
 from urllib.parse import urljoin
 
 from pipeline.engine.stage import Drop
-from pipeline.sources.compression import ByteStream, FrameReader
+from pipeline.sources.blocks import ByteStream
+from pipeline.sources.compression import FrameReader
 from pipeline.sources.crawl.warc import RECORD_STARTS, read_records
 from pipeline.sources.crawl.window import DecodedWindow
 from pipeline.sources.lines import LineReader, parse_object

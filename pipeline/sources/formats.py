@@ -17,13 +17,15 @@ from pipeline.sources.archives.folders import FolderArchive
 from pipeline.sources.archives.seven_zip import MemberFrames
 from pipeline.sources.archives.tar import BLOCK, DecodedBytes, TarReader, is_tar_header
 from pipeline.sources.archives.zip import ZIP_START, first_member
+from pipeline.sources.blocks import ByteStream
 from pipeline.sources.books.books import open_books, read_whole_book
 from pipeline.sources.books.gutenberg import open_gutenberg, open_gutenberg_record, read_book
 from pipeline.sources.code.code import PARQUET, ROWS, ZIP, is_loose, open_code
-from pipeline.sources.compression import MAGIC_BYTES, ByteStream, FrameReader, Frames, is_compressed
+from pipeline.sources.compression import FrameReader, Frames
 from pipeline.sources.config import SourceConfig
 from pipeline.sources.crawl.warc import RECORD_STARTS, find_archive_starts, open_warc
 from pipeline.sources.crawl.window import DecodedWindow
+from pipeline.sources.decoders import MAGIC_BYTES, is_compressed
 from pipeline.sources.forums.reddit import may_have_comments, open_reddit
 from pipeline.sources.forums.stackexchange import SITES, is_posts, open_stackexchange, problem_of
 from pipeline.sources.lines import find_line_starts

@@ -7,16 +7,10 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from pipeline.engine.stage import Drop, RangeStart, Row, Split
-from pipeline.sources.compression import (
-    MAGIC_BYTES,
-    ByteStream,
-    DecodedBlock,
-    FrameReader,
-    Frames,
-    FrameState,
-    is_compressed,
-)
+from pipeline.sources.blocks import ByteStream
+from pipeline.sources.compression import DecodedBlock, FrameReader, Frames, FrameState
 from pipeline.sources.config import SourceConfig
+from pipeline.sources.decoders import MAGIC_BYTES, is_compressed
 from pipeline.sources.provenance import SourceItem, account_bytes, most_rows, new_row, too_many_rows
 
 BOM = b"\xef\xbb\xbf"

@@ -11,8 +11,10 @@ from dataclasses import replace
 from itertools import groupby
 
 from pipeline.engine.stage import FILE_START, FileRange, RangeStart, Split
-from pipeline.sources.compression import MAGIC_BYTES, BlockReader, ByteStream, FrameState, max_restarts
+from pipeline.sources.blocks import BlockReader, ByteStream
+from pipeline.sources.compression import FrameState, max_restarts
 from pipeline.sources.config import SourceConfig
+from pipeline.sources.decoders import MAGIC_BYTES
 from pipeline.sources.formats import FORMATS
 from schemas.errors import ContractError, PenstockError
 from schemas.storage import resolve_uri

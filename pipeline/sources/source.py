@@ -9,9 +9,9 @@ import pyarrow as pa
 
 from pipeline.engine.failures import FAILURE, Failure, place_of
 from pipeline.engine.stage import TITLE_FIRST, Drop, Row, Source, Split
+from pipeline.sources.blocks import ByteStream
 from pipeline.sources.common_crawl.listing import read_crawl_range
 from pipeline.sources.common_crawl.requests import UnreachableFileError
-from pipeline.sources.compression import ByteStream
 from pipeline.sources.config import SourceConfig
 from pipeline.sources.crawl.warc import open_warc
 from pipeline.sources.formats import FORMATS

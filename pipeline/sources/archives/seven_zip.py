@@ -9,7 +9,8 @@ from queue import Queue
 from threading import Thread
 from typing import Any, cast
 
-from pipeline.sources.compression import ByteStream, DecodedBlock, most_decoded
+from pipeline.sources.blocks import ByteStream
+from pipeline.sources.compression import DecodedBlock, most_decoded
 
 MAGIC = b"7z\xbc\xaf\x27\x1c"
 MAX_DICTIONARY = 1 << 30

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, cast
 
 from pipeline.engine.stage import Drop
 from pipeline.sources.archives.tar import MAX_PATH_BYTES, ArchiveMember, is_unsafe
-from pipeline.sources.compression import ByteStream
+from pipeline.sources.blocks import ByteStream
 
 MAX_DIRECTORY_BYTES = 128 << 20
 """Maximum size of the directory of an archive of many files, which is held in memory [bytes]; about a million

@@ -30,8 +30,8 @@ from pipeline.extract.inline import TextForm
 from pipeline.extract.nesting import nesting_problem
 from pipeline.extract.page_limits import bearable
 from pipeline.sources.archives.zip import DAMAGE, TextArchive, is_unsafe_name, is_zip
+from pipeline.sources.blocks import ByteStream
 from pipeline.sources.books.plain_text import decoded_text, joined_lines, kept_lines, read_decoded, read_whole
-from pipeline.sources.compression import ByteStream
 from pipeline.sources.config import SourceConfig
 from pipeline.sources.lines import SourceRows
 from pipeline.sources.provenance import SourceItem, account_bytes, encodable, new_row, set_text

@@ -15,8 +15,8 @@ import pyarrow.fs as pafs
 
 from pipeline.engine.stage import Drop, Row, Split
 from pipeline.sources.archives.zip import DAMAGE, TextArchive, is_unsafe_name, is_zip, single_member
+from pipeline.sources.blocks import ByteStream
 from pipeline.sources.books.plain_text import decoded_text, joined_lines, kept_lines, read_decoded, read_whole
-from pipeline.sources.compression import ByteStream
 from pipeline.sources.config import SourceConfig
 from pipeline.sources.lines import SourceRows
 from pipeline.sources.provenance import SourceItem, account_bytes, encodable, new_row, set_text

@@ -14,7 +14,8 @@ import pyarrow.fs as pafs
 
 from pipeline.engine.stage import Drop
 from pipeline.extract.charset import decode
-from pipeline.sources.compression import ByteStream, FrameReader
+from pipeline.sources.blocks import ByteStream
+from pipeline.sources.compression import FrameReader
 
 MAX_CONTROLS = 0.01
 """Maximum share of control characters in a text; files with more are no text."""

@@ -20,6 +20,7 @@ from pipeline.sources.archives.tar import (
     is_unsafe,
 )
 from pipeline.sources.archives.zip import read_zip
+from pipeline.sources.blocks import ByteStream
 from pipeline.sources.code.config import ANY_LICENCE, CodeConfig
 from pipeline.sources.code.filters import content_problem, path_problem
 from pipeline.sources.code.languages import language_of, may_be_code
@@ -31,7 +32,7 @@ from pipeline.sources.code.licences import (
     recognize,
     tagged,
 )
-from pipeline.sources.compression import ByteStream, FrameReader
+from pipeline.sources.compression import FrameReader
 from pipeline.sources.config import SourceConfig
 from pipeline.sources.lines import SourceRows, parse_object, read_lines
 from pipeline.sources.provenance import SourceItem, account_bytes, encodable, new_row, set_text

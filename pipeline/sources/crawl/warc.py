@@ -13,7 +13,8 @@ from dataclasses import dataclass
 
 from pipeline.engine.stage import Drop, RangeStart, Row, Split
 from pipeline.rights.preferences import HEADER_FIELDS
-from pipeline.sources.compression import PEEK_BYTES, ByteStream, FrameReader, RecordPatterns
+from pipeline.sources.blocks import ByteStream
+from pipeline.sources.compression import PEEK_BYTES, FrameReader, RecordPatterns
 from pipeline.sources.config import SourceConfig
 from pipeline.sources.crawl.http import (
     ARC_LINE,

@@ -8,7 +8,8 @@ frame.
 import re
 from collections import deque
 
-from pipeline.sources.compression import BLOCK_BYTES, OVERLAP_BYTES, PEEK_BYTES, DecodedBlock, FrameReader, FrameState
+from pipeline.sources.blocks import BLOCK_BYTES, OVERLAP_BYTES
+from pipeline.sources.compression import PEEK_BYTES, DecodedBlock, FrameReader, FrameState
 from pipeline.sources.crawl.http import MAX_HEADER_BYTES
 
 NEWLINES = re.compile(rb"[\r\n]*")

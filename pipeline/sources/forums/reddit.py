@@ -11,7 +11,8 @@ from contextlib import closing, nullcontext
 from typing import Any, NamedTuple
 
 from pipeline.engine.stage import Drop, Row, Split
-from pipeline.sources.compression import ByteStream, FrameReader
+from pipeline.sources.blocks import ByteStream
+from pipeline.sources.compression import FrameReader
 from pipeline.sources.config import SourceConfig
 from pipeline.sources.forums.temporary_rows import RowBatch, temporary_database
 from pipeline.sources.lines import BOM, LineReader, SourceRows, lines_of, parse_object

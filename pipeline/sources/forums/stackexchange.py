@@ -25,7 +25,8 @@ from pipeline.extract.formulas import may_have_formulas, write_formulas
 from pipeline.extract.inline import TextForm
 from pipeline.extract.page_limits import bearable
 from pipeline.sources.archives.seven_zip import MAGIC, MemberFrames
-from pipeline.sources.compression import ByteStream, FrameReader, Frames
+from pipeline.sources.blocks import ByteStream
+from pipeline.sources.compression import FrameReader, Frames
 from pipeline.sources.config import SourceConfig
 from pipeline.sources.forums.temporary_rows import RowBatch, temporary_database
 from pipeline.sources.lines import LineReader, SourceRows

@@ -20,7 +20,8 @@ from pipeline.sources.archives.tar import (
     is_tar_header,
     is_unsafe,
 )
-from pipeline.sources.compression import ByteStream, FrameReader
+from pipeline.sources.blocks import ByteStream
+from pipeline.sources.compression import FrameReader
 from pipeline.sources.config import SourceConfig
 from pipeline.sources.papers.config import ArxivConfig
 from pipeline.sources.papers.ids import identify

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from pipeline.engine.stage import Drop, Row, Split
-from pipeline.sources.compression import ByteStream
+from pipeline.sources.blocks import ByteStream
 from pipeline.sources.config import SourceConfig
 from pipeline.sources.lines import SourceRows, parse_object, read_lines
 from pipeline.sources.papers.ids import identify

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.fs as pafs
 
 from pipeline.engine.stage import Drop, Split
-from pipeline.sources.compression import ByteStream
+from pipeline.sources.blocks import ByteStream
 from pipeline.sources.config import SourceConfig
 from pipeline.sources.lines import SourceRows
 from pipeline.sources.provenance import SourceItem, account_bytes, most_rows, new_row

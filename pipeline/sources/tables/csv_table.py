@@ -12,7 +12,8 @@ from itertools import islice
 from typing import Any, NamedTuple
 
 from pipeline.engine.stage import Drop, Split
-from pipeline.sources.compression import ByteStream, FrameReader
+from pipeline.sources.blocks import ByteStream
+from pipeline.sources.compression import FrameReader
 from pipeline.sources.config import SourceConfig
 from pipeline.sources.lines import BOM, LineReader, SourceRows
 from pipeline.sources.provenance import SourceItem, account_bytes, new_row

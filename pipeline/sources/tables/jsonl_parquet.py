@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow.parquet as pq
 
 from pipeline.engine.stage import Drop, RangeStart, Row, Split
-from pipeline.sources.compression import ByteStream
+from pipeline.sources.blocks import ByteStream
 from pipeline.sources.config import SourceConfig
 from pipeline.sources.lines import SourceRows, parse_object, read_lines
 from pipeline.sources.provenance import SourceItem, account_bytes, most_rows, new_row

@@ -19,7 +19,8 @@ from xml.parsers import expat
 import pyarrow.fs as pafs
 
 from pipeline.engine.stage import Drop, Row, Split
-from pipeline.sources.compression import ByteStream, FrameReader
+from pipeline.sources.blocks import ByteStream
+from pipeline.sources.compression import FrameReader
 from pipeline.sources.config import SourceConfig
 from pipeline.sources.lines import SourceRows
 from pipeline.sources.provenance import SourceItem, account_bytes, encodable, new_row, set_text, too_many_rows

@@ -6,7 +6,7 @@ import re
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipeline.sources.compression import BLOCK_BYTES, OVERLAP_BYTES, BlockReader
+from pipeline.sources.blocks import BLOCK_BYTES, OVERLAP_BYTES, BlockReader
 
 
 class ShortReads(io.BytesIO):

@@ -11,8 +11,9 @@ import zstandard
 from fastwarc.stream_io import ZstdWriter
 
 from pipeline.sources import compression, provenance
-from pipeline.sources.compression import DECODED_BYTES, FrameReader
+from pipeline.sources.compression import FrameReader
 from pipeline.sources.crawl.warc import RECORD_STARTS
+from pipeline.sources.decoders import DECODED_BYTES
 from pipeline.sources.lines import LineReader
 
 RECORD = b"WARC/1.0\r\nWARC-Type: metadata\r\nContent-Length: 5\r\n\r\nhello\r\n\r\n"

@@ -20,7 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipeline.engine.stage import Drop, RangeStart, Row, Split
-from pipeline.sources import compression, provenance
+from pipeline.sources import compression, decoders, provenance
 from pipeline.sources.config import SourceConfig
 from pipeline.sources.ranges import find_starts, ranges_of, with_starts
 from pipeline.sources.source import open_split
@@ -59,8 +59,8 @@ PACKS: dict[str, Callable[[bytes], bytes]] = {
 @pytest.fixture
 def fine(monkeypatch: pytest.MonkeyPatch) -> None:
     """Decoders get and give few bytes at a time, so that ranges of small files begin at many places."""
-    monkeypatch.setattr(compression, "DECODED_BYTES", 512)
-    monkeypatch.setattr(compression, "SLICE_BYTES", 64)
+    monkeypatch.setattr(decoders, "DECODED_BYTES", 512)
+    monkeypatch.setattr(decoders, "SLICE_BYTES", 64)
     monkeypatch.setattr(compression, "RESTARTS", {})
     monkeypatch.setattr(compression, "MAX_RESTARTS", 10_000)
 
@@ -231,8 +231,8 @@ def test_records_over_several_frames(seed: int, fine: None) -> None:
 def test_damaged_archives(pack: str, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     rng = random.Random(seed)
     if seed % 2:
-        monkeypatch.setattr(compression, "DECODED_BYTES", 512)
-        monkeypatch.setattr(compression, "SLICE_BYTES", 64)
+        monkeypatch.setattr(decoders, "DECODED_BYTES", 512)
+        monkeypatch.setattr(decoders, "SLICE_BYTES", 64)
     packs = [plain, gzip.compress, stored, zstd] if pack == "mixed" else [PACKS[pack]]
     data = b"".join(rng.choice(packs)(some_record(rng)) for _ in range(rng.randrange(1, 80)))
     check(damaged(data, rng), "warc", NUMBERS, rng.choice([CONFIG, SMALL]))
@@ -344,12 +344,12 @@ def test_a_file_with_too_many_lines(pack: str, fine: None, monkeypatch: pytest.M
 
 
 def test_the_numbers_of_starts_inside_a_frame_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compression, "DECODED_BYTES", 512)
-    monkeypatch.setattr(compression, "SLICE_BYTES", 64)
+    monkeypatch.setattr(decoders, "DECODED_BYTES", 512)
+    monkeypatch.setattr(decoders, "SLICE_BYTES", 64)
     data = gzip.compress(lines(random.Random(3), 500))
     found = divided(data, "jsonl", 100)
     sizes = [sum(row["length"] for row, _ in rows) for rows in found if rows]
-    assert len(sizes) == compression.RESTARTS[compression.GZIP] + 1
+    assert len(sizes) == compression.RESTARTS[decoders.GZIP] + 1
     assert max(sizes) < 3 * min(sizes)
     assert [*chain.from_iterable(found)] == whole(data, "jsonl")
 
