@@ -10,13 +10,15 @@ from typing import NamedTuple
 
 from pipeline.engine.stage import Drop
 from pipeline.sources.compression import FrameReader
+from pipeline.sources.provenance import too_many_rows
 
 BLOCK = 512
 MAX_NAME_BYTES = 64 << 10
 """Maximum size of a member's name, and of its extended header, which may have other fields [bytes]."""
 MAX_PATH_BYTES, MAX_PATH_LEVELS = 4096, 256
 """Maximum size of the path of a file, as on Linux [bytes], and number of folders in it. Longer ones take much time."""
-SEARCH_BYTES = 1 << 20
+MIN_SEARCH_BYTES, SEARCH_BYTES = 4 << 10, 1 << 20
+"""Bytes in which the next header is looked for at first, and at a time after damage of that size."""
 MAGIC = re.compile(rb"ustar[\0 ]")
 MAGIC_OFFSET = 257
 _LONG_NAME, _LONG_LINK, _PAX, _GLOBAL_PAX = b"L", b"K", b"x", b"g"
@@ -76,8 +78,15 @@ class DecodedBytes:
 
     def unread(self, data: bytes) -> None:
         """Put the last bytes that were read in front of the next ones."""
-        self._block, self._at = data + self._block[self._at :], 0
+        if self._at >= len(data):  # all are of this block
+            self._at -= len(data)
+        else:
+            self._block, self._at = data + self._block[self._at :], 0
         self.position -= len(data)
+
+    def size(self) -> int:
+        """Return the size of the file as stored [bytes]."""
+        return self._frames.size()
 
     def take_fault(self) -> Drop | None:
         """Return the damage that ended the last read, and continue after it."""
@@ -117,6 +126,13 @@ class TarReader:
 
     def __iter__(self) -> Iterator[ArchiveMember]:
         """Yield every file, link, other object and damaged range in the order of the archive."""
+        for number, member in enumerate(self._members()):
+            if (surplus := too_many_rows(number, self._stream.size)) is not None:
+                yield ArchiveMember(member.start, "", 0, drop=surplus)
+                return
+            yield member
+
+    def _members(self) -> Iterator[ArchiveMember]:
         start, extended = self._stream.position, dict[str, bytes]()
         while True:
             start = start if extended else self._stream.position
@@ -130,7 +146,7 @@ class TarReader:
                 yield ArchiveMember(start, "", len(block), drop=fault)
                 self._resume()
                 extended = {}
-            elif is_tar_header(block) and (size := _number(block[124:136])) is not None and size >= 0:
+            elif is_tar_header(block) and (size := _number(block[124:136])) is not None:
                 kind = block[156:157]
                 if kind in (_LONG_NAME, _LONG_LINK, _PAX, _GLOBAL_PAX):
                     extended |= self._extension(kind, size)
@@ -189,16 +205,19 @@ class TarReader:
         return {"name" if kind == _LONG_NAME else "_": data}
 
     def _resume(self) -> None:
-        """Skip to the next header that can be recognized, or to the end of the bytes that can be decoded."""
-        while data := self._stream.read(SEARCH_BYTES):
+        """Skip to the next header that can be read, or to the end of the bytes that can be decoded."""
+        size = MIN_SEARCH_BYTES
+        while data := self._stream.read(size):
             for match in MAGIC.finditer(data):
                 begin = match.start() - MAGIC_OFFSET
-                if begin >= 0 and is_tar_header(data[begin : begin + BLOCK]):
+                block = data[max(begin, 0) : begin + BLOCK]
+                if begin >= 0 and is_tar_header(block) and _number(block[124:136]) is not None:
                     self._stream.unread(data[begin:])
                     return
-            if len(data) < SEARCH_BYTES:
+            if len(data) < size:
                 return
             self._stream.unread(data[-BLOCK:])
+            size = min(2 * size, SEARCH_BYTES)
 
 
 def _pax_fields(data: bytes) -> dict[str, bytes]:

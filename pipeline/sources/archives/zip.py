@@ -11,6 +11,7 @@ import stat
 import struct
 import zipfile
 import zlib
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, cast
 
@@ -138,19 +139,53 @@ def read_zip(
         yield from _without_directory(stream, size, max_bytes, wanted)
         return
     end = read = 0
-    for entry in directory.entries:
+    places = _HeaderPlaces(stream, directory)
+    for entry, stored in map(places.cut, directory.entries):
         yield from _unlisted(stream, (read, entry.start), (max_bytes, wanted, depth))
         # Members that share their bytes would be decompressed as often as they are listed.
         is_shared = entry.start < end
         end = max(end, entry.start + _LOCAL.size + entry.stored)
         member, after = _member(stream, entry, max_bytes, _nothing if is_shared or entry.is_folder else wanted)
         read = max(read, end, after)
-        if is_shared and not entry.is_folder:
-            yield ArchiveMember(entry.start, entry.name, entry.size, drop=Drop("lying_length", float(entry.stored)))
-        elif not entry.is_folder:
-            yield member
+        if entry.is_folder:
+            continue
+        if is_shared or (member.drop is not None and entry.stored < stored):
+            member = ArchiveMember(entry.start, entry.name, entry.size, drop=Drop("lying_length", float(stored)))
+        yield member
     yield from _unlisted(stream, (read, directory.start), (max_bytes, wanted, depth))
     yield from _unlisted(stream, (max(read, directory.end), size), (max_bytes, wanted, MAX_JOINED))
+
+
+class _HeaderPlaces:
+    """Where the listed members of an archive begin, as far as there are headers at these places."""
+
+    def __init__(self, stream: ByteStream, directory: _Directory):
+        self._stream, self._directory = stream, directory
+        self._next = iter([*(entry.start for entry in directory.entries[1:]), directory.start])
+        self._starts: list[int] | None = None
+        """Found when a member is too long for the first time."""
+
+    def cut(self, entry: _Entry) -> tuple[_Entry, int]:
+        """Return the next entry without the bytes from the next header on, and its listed size [bytes]."""
+        if entry.start + _LOCAL.size + entry.stored <= next(self._next):
+            return entry, entry.stored
+        if self._starts is None:
+            starts = sorted({each.start for each in self._directory.entries})
+            self._starts = [*filter(self._has_header, starts), self._directory.start]
+        following = self._starts[min(bisect_right(self._starts, entry.start), len(self._starts) - 1)]
+        return entry._replace(stored=max(0, min(entry.stored, following - self._begin(entry)))), entry.stored
+
+    def _begin(self, entry: _Entry) -> int:
+        head = self._head(entry.start)
+        return entry.start + _LOCAL.size + (sum(_LOCAL.unpack(head)[-2:]) if self._has_header(entry.start) else 0)
+
+    def _has_header(self, start: int) -> bool:
+        head = self._head(start)
+        return len(head) == _LOCAL.size and head.startswith(ZIP_START) and _is_header(head)
+
+    def _head(self, start: int) -> bytes:
+        self._stream.seek(start)
+        return self._stream.read(_LOCAL.size)
 
 
 def _nothing(name: str, size: int) -> bool:

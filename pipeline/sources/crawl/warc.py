@@ -29,7 +29,7 @@ from pipeline.sources.crawl.http import (
     starts_with_record,
 )
 from pipeline.sources.crawl.window import DecodedWindow
-from pipeline.sources.provenance import SourceItem, account_bytes, new_row, set_text
+from pipeline.sources.provenance import SourceItem, account_bytes, new_row, set_text, too_many_rows
 
 TERMINATOR = re.compile(rb"\r?\n\r?\n")
 DIGESTS = frozenset({"md5", "sha1", "sha256", "sha384", "sha512"})
@@ -58,11 +58,13 @@ def open_warc(
     The lengths of all rows add up to the size of the file. `base`: offset in the file at which the stream begins.
     """
     frames = FrameReader(stream, RECORD_STARTS)
-    window = DecodedWindow(frames)
+    window, num_before = DecodedWindow(frames), 0
     if split.first.resume:
-        window.resume(split.first.resume)
-    records = read_records(window, config.max_record_bytes)
-    return account_bytes((_item(record, config) for record in records), split, lambda: frames.end, base)
+        *state, num_before = split.first.resume
+        window.resume((*state,))
+    records = read_records(window, config.max_record_bytes, num_before)
+    items = (_item(record, config) for record in records)
+    return account_bytes(items, split, lambda: frames.end or frames.size(), base)
 
 
 def find_archive_starts(stream: ByteStream, config: SourceConfig, places: Sequence[int]) -> Iterator[RangeStart]:
@@ -74,24 +76,33 @@ def find_archive_starts(stream: ByteStream, config: SourceConfig, places: Sequen
     frames = FrameReader(stream, RECORD_STARTS)
     window = DecodedWindow(frames)
     records = read_records(window, config.max_record_bytes)
-    left, offset, number = deque(places), 0, 0
+    left, offset, number, num_before = deque(places), 0, 0, 0
     next(records, None)  # the first range begins with the file
     while left:
         state, reached = window.state(), frames.blocks.reached
+        num_before += 1
         if (record := next(records, None)) is None:
             return
         is_new = record.start != offset
         offset, number = record.start, 0 if is_new else number + 1
         while state is not None and left and left[0] <= (offset if is_new else reached):
             left.popleft()
-            yield RangeStart(offset, number, state)
+            yield RangeStart(offset, number, (*state, num_before))
 
 
-def read_records(window: DecodedWindow, max_bytes: int) -> Iterator[ArchiveRecord]:
-    """Yield every record and gap in order. A record's block is skipped if it is larger than `max_bytes`."""
+def read_records(window: DecodedWindow, max_bytes: int, num_before: int = 0) -> Iterator[ArchiveRecord]:
+    """Yield every record and gap in order. A record's block is skipped if it is larger than `max_bytes`.
+
+    `num_before`: number of records and gaps before the current position. If the file has too many of them for its
+    bytes, a gap replaces the rest of it.
+    """
+    number = num_before
     while True:
         if window.skip_newlines():
             start, plain = window.stored()
+            if (surplus := too_many_rows(number, window.frames.size)) is not None:
+                yield ArchiveRecord(start, drop=surplus)
+                return
             if starts_with_record(window.peek()):
                 yield _read_plain(window, start, max_bytes) if plain else _read_framed(window, start, max_bytes)
             else:
@@ -101,6 +112,9 @@ def read_records(window: DecodedWindow, max_bytes: int) -> Iterator[ArchiveRecor
             return
         elif piece.fault is not None:
             yield ArchiveRecord(piece.start, drop=Drop(piece.fault))
+        else:
+            continue  # a frame without damage: the next run begins
+        number += 1
 
 
 def _read_plain(window: DecodedWindow, start: int, max_bytes: int) -> ArchiveRecord:

@@ -59,8 +59,9 @@ PACKS: dict[str, Callable[[bytes], bytes]] = {
 @pytest.fixture
 def fine(monkeypatch: pytest.MonkeyPatch) -> None:
     """Decoders get and give few bytes at a time, so that ranges of small files begin at many places."""
-    monkeypatch.setattr(decoders, "DECODED_BYTES", 512)
-    monkeypatch.setattr(decoders, "SLICE_BYTES", 64)
+    for module in (decoders, compression):
+        monkeypatch.setattr(module, "DECODED_BYTES", 512)
+        monkeypatch.setattr(module, "SLICE_BYTES", 64)
     monkeypatch.setattr(compression, "RESTARTS", {})
     monkeypatch.setattr(compression, "MAX_RESTARTS", 10_000)
 
@@ -230,9 +231,9 @@ def test_records_over_several_frames(seed: int, fine: None) -> None:
 @pytest.mark.parametrize("seed", range(60))
 def test_damaged_archives(pack: str, seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     rng = random.Random(seed)
-    if seed % 2:
-        monkeypatch.setattr(decoders, "DECODED_BYTES", 512)
-        monkeypatch.setattr(decoders, "SLICE_BYTES", 64)
+    for module in (decoders, compression) if seed % 2 else ():
+        monkeypatch.setattr(module, "DECODED_BYTES", 512)
+        monkeypatch.setattr(module, "SLICE_BYTES", 64)
     packs = [plain, gzip.compress, stored, zstd] if pack == "mixed" else [PACKS[pack]]
     data = b"".join(rng.choice(packs)(some_record(rng)) for _ in range(rng.randrange(1, 80)))
     check(damaged(data, rng), "warc", NUMBERS, rng.choice([CONFIG, SMALL]))
@@ -329,6 +330,20 @@ def test_a_file_that_decodes_to_too_much(pack: str, kind: str, fine: None, monke
     assert not any(
         drop and drop.rule == "decoded_too_large" for _, drop in whole(b"".join(map(PACKS[pack], parts)), kind)
     )
+
+
+@pytest.mark.parametrize("pack", PACKS)
+def test_an_archive_with_too_many_records(pack: str, fine: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(provenance, "FREE_ROWS", 200)
+    monkeypatch.setattr(provenance, "ROWS_A_BYTE", 1 if pack == "plain" else 0)
+    parts = [b"".join(map(page, range(90))), b"\x1f\x8b\x08 damaged" * 9, b"WARC/1\nContent-Length:0\n\n" * 400]
+    data = PACKS[pack](parts[0]) + parts[1] + stored(page(0)) + PACKS[pack](page(1) + parts[2])
+    check(data, "warc", NUMBERS)
+    rows = whole(data, "warc")
+    drops = [drop for _, drop in rows if drop and drop.rule == "too_many_rows"]
+    assert drops == ([] if pack == "plain" else [Drop("too_many_rows", 200.0, 200.0)])
+    assert sum(row["length"] for row, _ in rows) == len(data)
+    assert len(rows) == 201 if drops else len(rows) > 480
 
 
 @pytest.mark.parametrize("pack", PACKS)

@@ -10,8 +10,10 @@ from pathlib import Path
 import pyarrow.fs as pafs
 import pytest
 
+from pipeline.engine.stage import Drop
+from pipeline.sources import provenance
 from pipeline.sources.archives.folders import FolderArchive, folder_identity, list_folder
-from pipeline.sources.archives.tar import ArchiveMember, DecodedBytes, TarReader, is_unsafe
+from pipeline.sources.archives.tar import BLOCK, ArchiveMember, DecodedBytes, TarReader, is_tar_header, is_unsafe
 from pipeline.sources.archives.zip import read_zip
 from pipeline.sources.compression import FrameReader
 from tests.support.archives import link, tar, tar_of, zipped
@@ -88,6 +90,64 @@ def test_reading_resumes_after_a_damaged_gzip_member():
     rules = outcome(read(b"".join(parts))[0])
     assert (rules[0], rules[-1]) == (("a", None), ("c", None))
     assert ("", "bad_gzip") in rules
+
+
+def header_everywhere() -> bytes:
+    """32 bytes that are a header with a right checksum, and a size that is no number, at each of their copies."""
+    for filler in range(200):
+        unit = bytearray(b"a" * 8 + bytes([97 + filler % 26, 97 + filler // 26]) + b"a" * 18 + b"zzzz")
+        unit[1:7] = b"ustar\0"
+        for total in range(20_000, 60_000):
+            unit[20:28] = b"%06o\0 " % total
+            if 16 * sum(unit) - sum(unit[20:28]) + 8 * 32 == total:
+                return bytes(unit)
+    raise AssertionError("no such bytes")
+
+
+def test_headers_that_cannot_be_read_are_one_gap_that_is_read_once(monkeypatch):
+    unit = header_everywhere()
+    assert is_tar_header(unit * 16)
+    data = tar({"a": "1"})[:1024] + unit * 8_000 + tar({"c": "3"})
+    num_read = 0
+    read_bytes = DecodedBytes.read
+
+    def counted(self, size):
+        nonlocal num_read
+        found = read_bytes(self, size)
+        num_read += len(found)
+        return found
+
+    monkeypatch.setattr(DecodedBytes, "read", counted)
+    assert outcome(read(data)[0]) == [("a", None), ("", "unreadable_gap"), ("c", None)]
+    assert num_read < 2 * len(data)
+
+
+def test_short_gaps_between_files_copy_few_bytes(monkeypatch):
+    file = tar({"b": "2"})[:1024]
+    data = (b"garbage" * 74)[:BLOCK] + file
+    copied = 0
+    unread = DecodedBytes.unread
+
+    def counted(self, block):
+        nonlocal copied
+        before = self._block
+        unread(self, block)
+        copied += len(self._block) if self._block is not before else 0
+
+    monkeypatch.setattr(DecodedBytes, "unread", counted)
+    members, _ = read(data * 500)
+    assert outcome(members) == [("", "unreadable_gap"), ("b", None)] * 500
+    assert copied < 4 * len(data) * 500
+
+
+def test_an_archive_with_too_many_members(monkeypatch):
+    monkeypatch.setattr(provenance, "FREE_ROWS", 30)
+    monkeypatch.setattr(provenance, "ROWS_A_BYTE", 0)
+    few, many = tar({f"{number}": "1" for number in range(30)}), tar({f"{number}": "1" for number in range(31)})
+    assert all(member.drop is None for member in read(few)[0])
+    members, _ = read(many)
+    assert [member.drop for member in members] == [None] * 30 + [Drop("too_many_rows", 30.0, 30.0)]
+    assert (members[-1].start, members[-1].name) == (30 * 1024, "")
 
 
 def test_a_huge_name_is_passed_over():

@@ -121,3 +121,32 @@ def _renamed(data: bytes) -> bytes:
     tail = bytearray(data[begin + len(entry) :])
     tail[12:16] = struct.pack("<I", len(other))
     return data[:begin] + other + bytes(tail)
+
+
+@pytest.mark.parametrize("method", [zipfile.ZIP_DEFLATED, zipfile.ZIP_STORED])
+@pytest.mark.parametrize("listed", [80, 150, 1_000_000, 0xFFFFFFF0])
+def test_a_wrong_size_in_the_directory_costs_at_most_its_own_member(method: int, listed: int) -> None:
+    sink = io.BytesIO()
+    with zipfile.ZipFile(sink, "w", method) as archive:
+        for name in "abcd":
+            archive.writestr(name, name * 90)
+        archive.filelist[1].compress_size = listed
+    members = list(read_zip(io.BytesIO(sink.getvalue()), 1 << 16, lambda name, size: True))
+    assert [member.name for member in members] == [*"abcd"]
+    for member in members[:1] + members[2:]:
+        assert (member.data, member.drop) == ((member.name * 90).encode(), None)
+    is_cut = method == zipfile.ZIP_STORED and listed < 90
+    assert members[1].data == (None if is_cut else b"b" * 90)
+    assert (members[1].drop is not None) == is_cut
+
+
+def test_a_place_in_the_directory_without_a_header_costs_no_other_member() -> None:
+    sink = io.BytesIO()
+    with zipfile.ZipFile(sink, "w", zipfile.ZIP_STORED) as archive:
+        for name in "abc":
+            archive.writestr(name, name * 90)
+        archive.filelist[1].header_offset = 60  # among the bytes of the first
+    members = list(read_zip(io.BytesIO(sink.getvalue()), 1 << 16, lambda name, size: True))
+    found = {member.name: (member.data, member.drop and member.drop.rule) for member in members}
+    assert found.pop("b")[1] in ("bad_member", "lying_length")
+    assert (found["a"], found["c"]) == ((b"a" * 90, None), (b"c" * 90, None))
