@@ -24,7 +24,7 @@ from schemas.storage import Store
 from schemas.tables import PARENTS, TABLES
 from schemas.takedown import STAGE, Certificate, check_no_takedowns, salted_digest
 from schemas.tokens import open_dataset
-from schemas.urls import canonical_url, host_suffixes, is_host_of, parse_domain, resolved_host
+from schemas.urls import canonical_url, host_suffixes, is_host_of, parse_domain, resolved_host, without_www
 from schemas.versions import DATASET
 
 ID = pa.binary(DOC_ID_BYTES)
@@ -244,7 +244,7 @@ class _Matchers:
         self._ids = {item: parse_id(*item) for item in items if item[0] in BY_ID}
         self._hosts = {item: _hosts(*item) for item in items if item[0] not in BY_ID}
         self._forms = {item: canonical_url(item[1]) for item in items if item[0] == "url"}
-        self._below = {hosts[0].removeprefix("www.") for hosts in self._hosts.values() if hosts}
+        self._below = {without_www(hosts[0]) for hosts in self._hosts.values() if hosts}
         self._all_hosts = {host for hosts in self._hosts.values() for host in hosts}
         # A row's registrable domain is a suffix of its host, so this filter leaves few rows to compare in Python.
         self._any_id = pa.array(sorted({*self._ids.values()}), ID)

@@ -52,6 +52,12 @@ def test_a_url_is_found_by_its_canonical_form_without_a_scheme_too() -> None:
     assert found("url", same[0], [*same, "http://victim.example/b", *OTHERS]) == same
 
 
+@pytest.mark.parametrize("host", ["www2.wiki.corp", "www.www3.wiki.corp", "wiki.corp"])
+def test_a_url_is_found_under_every_www_of_a_host_without_a_public_suffix(host: str) -> None:
+    same = [f"http://{name}wiki.corp/a" for name in ("", "www.", "www2.", "www%2e", "www33.")]
+    assert found("url", f"http://{host}/a", [*same, "http://own.wiki.corp/a", *OTHERS]) == same
+
+
 @pytest.mark.parametrize("url", ["", " ", "\t\n"])
 def test_an_empty_url_is_not_that_of_documents_without_one(url: str) -> None:
     with pytest.raises(ConfigError, match="--url: expected a URL"):
