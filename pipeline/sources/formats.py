@@ -20,7 +20,7 @@ from pipeline.sources.archives.zip import ZIP_START, first_member
 from pipeline.sources.blocks import ByteStream
 from pipeline.sources.books.books import open_books, read_whole_book
 from pipeline.sources.books.gutenberg import open_gutenberg, open_gutenberg_record, read_book
-from pipeline.sources.code.code import PARQUET, ROWS, ZIP, is_loose, open_code
+from pipeline.sources.code.code import PARQUET, ROWS, ZIP, is_loose, is_packed, open_code
 from pipeline.sources.compression import FrameReader, Frames
 from pipeline.sources.config import SourceConfig
 from pipeline.sources.crawl.warc import RECORD_STARTS, find_archive_starts, open_warc
@@ -170,6 +170,17 @@ def _starts_of_rows(name: str) -> StartFinder | None:
     return find_line_starts if ROWS.search(name) else None
 
 
+def _starts_of_code(name: str) -> StartFinder | None:
+    """Return what finds the starts of ranges of a file of rows; there are none in an archive with the name of one."""
+    find = _starts_of_rows(name)
+
+    def starts(stream: ByteStream, config: SourceConfig, places: Sequence[int]) -> Iterator[RangeStart]:
+        if find is not None and not is_packed(stream):
+            yield from find(stream, config, places)
+
+    return None if find is None else starts
+
+
 def _member_head(data: bytes) -> bytes:
     """Return the first bytes of the content of a member of a tar file, or of other bytes of a text."""
     if not is_tar_header(data[:BLOCK]):
@@ -306,7 +317,7 @@ FORMATS: Mapping[str, FileFormat] = {
             _member_head,
             packs=is_loose,
             settings=OF_CODE,
-            starts=_starts_of_rows,
+            starts=_starts_of_code,
         ),
     )
 }

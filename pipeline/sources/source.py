@@ -51,7 +51,7 @@ COMMON_REASONS = {
 _BAD_ROW = {"bad_row": "a row of a table or dump that cannot be parsed, or a question with the id of an earlier one"}
 _LOW_SCORE = {"low_score": "a question or submission whose score is lower than min_score"}
 _NOT_A_FILE = {"not_a_file": "a link, device or pipe in an archive or folder; no link is followed"}
-_UNSAFE_PATH = {"unsafe_path": "the name of a member leads out of its archive, or is too long or too deep"}
+_UNSAFE_PATH = {"unsafe_path": "the name of a member leads out of its archive, or is empty, too long or too deep"}
 _PACKAGE_TOO_LARGE = {
     "package_too_large": "an archive, or the package of a paper, that unpacks to more than the maximum"
 }

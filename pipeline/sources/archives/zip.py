@@ -149,7 +149,8 @@ def read_zip(
         read = max(read, end, after)
         if entry.is_folder:
             continue
-        if is_shared or (member.drop is not None and entry.stored < stored):
+        is_cut = member.drop is not None and entry.stored < stored and places.has_header(entry.start)
+        if is_shared or is_cut:
             member = ArchiveMember(entry.start, entry.name, entry.size, drop=Drop("lying_length", float(stored)))
         yield member
     yield from _unlisted(stream, (read, directory.start), (max_bytes, wanted, depth))
@@ -171,15 +172,16 @@ class _HeaderPlaces:
             return entry, entry.stored
         if self._starts is None:
             starts = sorted({each.start for each in self._directory.entries})
-            self._starts = [*filter(self._has_header, starts), self._directory.start]
+            self._starts = [*filter(self.has_header, starts), self._directory.start]
         following = self._starts[min(bisect_right(self._starts, entry.start), len(self._starts) - 1)]
         return entry._replace(stored=max(0, min(entry.stored, following - self._begin(entry)))), entry.stored
 
     def _begin(self, entry: _Entry) -> int:
         head = self._head(entry.start)
-        return entry.start + _LOCAL.size + (sum(_LOCAL.unpack(head)[-2:]) if self._has_header(entry.start) else 0)
+        return entry.start + _LOCAL.size + (sum(_LOCAL.unpack(head)[-2:]) if self.has_header(entry.start) else 0)
 
-    def _has_header(self, start: int) -> bool:
+    def has_header(self, start: int) -> bool:
+        """Return True if a member begins at an offset."""
         head = self._head(start)
         return len(head) == _LOCAL.size and head.startswith(ZIP_START) and _is_header(head)
 

@@ -67,15 +67,24 @@ _CODING = re.compile(rb"(?:[^\n]*\n)?[^\n]{0,80}coding[:=][ \t]*([\w.-]{1,40})")
 
 def open_code(split: Split, stream: ByteStream, config: SourceConfig) -> SourceRows:
     """Yield the rows of an archive, of a folder as an archive, or of a file with one source file in each row."""
-    stream.seek(0)
-    is_packed = is_tar_header(stream.read(BLOCK))  # also if the name of a folder looks like that of a file
-    stream.seek(0)
-    if ROWS.search(split.name) and not is_packed:
+    is_archive = is_packed(stream)
+    if ROWS.search(split.name) and not is_archive:
         return read_lines(split, stream, config, _parse)
-    if PARQUET.search(split.name) and not is_packed:
+    if PARQUET.search(split.name) and not is_archive:
         return read_parquet(split, stream, _columns, lambda value: _row_of(value, config))
-    archive = _Archive(stream, is_zip=ZIP.search(split.name) is not None and not is_packed)
+    archive = _Archive(stream, is_zip=ZIP.search(split.name) is not None and not is_archive)
     return account_bytes(_items(split, archive, config), split, archive.size)
+
+
+def is_packed(stream: ByteStream) -> bool:
+    """Return True if a file is a tar archive by its first bytes, as a folder is whose name looks like that of a file.
+
+    The stream is moved to its start.
+    """
+    stream.seek(0)
+    head = stream.read(BLOCK)
+    stream.seek(0)
+    return is_tar_header(head)
 
 
 def is_loose(name: str) -> bool:
@@ -175,7 +184,7 @@ def _member_row(
     member: ArchiveMember, repositories: _Repositories, commit: str | None, config: SourceConfig
 ) -> tuple[Row, Drop | None]:
     if not member.name:
-        return new_row("gap"), member.drop
+        return new_row("gap"), member.drop or Drop("unsafe_path")
     path = encodable(member.name)
     if is_unsafe(member.name):
         return new_row("code", path), Drop("unsafe_path")

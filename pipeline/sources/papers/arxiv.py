@@ -77,7 +77,7 @@ def _single(split: Split, stream: ByteStream, config: SourceConfig) -> Iterator[
 
 def _row(member: ArchiveMember, config: SourceConfig) -> tuple[Row, Drop | None]:
     if not member.name:
-        return new_row("gap"), member.drop
+        return new_row("gap"), member.drop or Drop("unsafe_path")
     paper, date = identify(member.name)
     url = f"https://arxiv.org/abs/{paper}" if date is not None else paper
     row = new_row("paper", encodable(url), date)

@@ -5,6 +5,7 @@ import io
 import json
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from pipeline.sources.code.filters import content_problem, path_problem, visible
 from pipeline.sources.code.languages import LANGUAGES, language_of
 from pipeline.sources.code.licences import PERMISSIVE, combine, is_allowed, recognize, tagged
 from pipeline.sources.config import SourceConfig
+from pipeline.sources.ranges import find_starts, ranges_of, with_starts
 from pipeline.sources.source import SOURCE, refetch
 from pipeline.sources.splits import find_splits, open_stream
 from schemas.errors import ConfigError
@@ -461,3 +463,22 @@ def test_damaged_archives_keep_what_can_be_read(tmp_path: Path) -> None:
 )
 def test_tags_in_other_writings_count(line: str, expected: str | None) -> None:
     assert tagged(line) == expected
+
+
+def test_a_member_without_a_name_is_dropped(tmp_path: Path) -> None:
+    (tmp_path / "a.tar").write_bytes(tar({"a.py": CODE, "": CODE}))
+    found = rows_of(f"{tmp_path}/a.tar", code={"licences": ["any"]})
+    assert [(row["record_type"], drop and drop.rule) for row, drop in found] == [("code", None), ("gap", "unsafe_path")]
+
+
+def test_an_archive_with_the_name_of_a_file_of_lines_has_one_range(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_bytes(tar({f"r/{number}.py": CODE for number in range(60)}))
+    (tmp_path / "b.jsonl").write_text(json.dumps({"content": CODE, "path": "b.py"}) + "\n" * 90_000)
+    settings = {"paths": [f"{tmp_path}/*"], "format": "code", "code": {"licences": ["any"]}}
+    config = SourceConfig.model_validate(settings)
+    for split in find_splits(config):
+        whole = [*SOURCE.open(split, open_stream(split), config)]
+        divided = replace(split, num_ranges=5)
+        starts = find_starts(divided, open_stream(split), config, lambda found, stream: iter(found), False)
+        ranges = with_starts(ranges_of(divided), starts)
+        assert [row for each in ranges for row in SOURCE.open(each, open_stream(split), config)] == whole
