@@ -11,7 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from schemas.errors import ConfigError, ContractError, describe_problems, reading
 from schemas.ids import canonical_json, digest_of
@@ -142,6 +142,27 @@ class Content(_ManifestBlock):
     """Further exact values (integers, strings) of this table, such as tokens per source."""
 
 
+class _Example(BaseModel):
+    count: int
+    document: str
+    message: str
+
+
+class _KnownNotes(BaseModel):
+    """The notes of a run block that are read again. Others may have any form."""
+
+    errors: dict[str, _Example] = {}
+    calls: dict[str, int] = {}
+    cpu: dict[str, dict[str, float]] = {}
+    pairs: list[dict[str, int]] = []
+    rounds: int = 0
+    edges_by_round: list[int] = []
+    shuffled_bytes: int = 0
+    task_seconds: float = 0.0
+    ended_processes: dict[str, int] = {}
+    transfers: dict[str, int] = {}
+
+
 class RunBlock(_ManifestBlock):
     """The execution that made the table; it is not part of the table's identity."""
 
@@ -162,6 +183,12 @@ class RunBlock(_ManifestBlock):
     """Version folder of every table that was read, and size and time of every other file, by name."""
     notes: dict[str, Any] = Field(default_factory=dict)
     """Values that depend on the execution, such as the rounds of clustering and the kinds of errors that occurred."""
+
+    @field_validator("notes")
+    @classmethod
+    def _notes(cls, notes: dict[str, Any]) -> dict[str, Any]:
+        _KnownNotes.model_validate(notes)
+        return notes
 
 
 class Manifest(_ManifestBlock):

@@ -77,6 +77,13 @@ class RemovedDocuments:
         """
         return all(own.forms is not None and not own.near for own in self.certificates)
 
+    @property
+    def has_ids(self) -> bool:
+        """True if documents were requested by their ids. A later crawl of such a page has another id."""
+        return any(
+            not {own.document for own in each.documents}.isdisjoint(each.forms or ()) for each in self.certificates
+        )
+
     def find(
         self, doc_id: bytes, url: str, domain: str | None, parents: Sequence[str] | None = None
     ) -> Certificate | None:

@@ -172,16 +172,17 @@ def removed_before(inputs: Mapping[str, TableVersion]) -> tuple[RemovedDocuments
     """Return what takedowns removed from the runs of `dedup.indexes`; `inputs` are the tables that the step reads.
 
     Their indexes no longer hold the documents, so copies of them would count as new. A line is printed about takedowns
-    whose documents cannot all be recognized: of near-duplicates, and those that an earlier version of penstock made.
+    whose documents cannot all be recognized: of near-duplicates, of ids, and those that an earlier version of penstock
+    made.
     """
     runs = {table.folder.child("../..").uri: table for name, table in inputs.items() if name.startswith(EARLIER_NAME)}
     found = [RemovedDocuments(table.folder.child("../..")) for table in runs.values()]
     for uri, removed in zip(runs, found):
-        if not removed.are_all_known:
+        if not removed.are_all_known or removed.has_ids:
             LOGGER.warning(
                 f"dedup: not all documents that takedowns of {uri} removed can be recognized in this snapshot, because "
-                "near-duplicates were removed, or an earlier version of penstock made the certificate. Take them down "
-                "here too."
+                "near-duplicates were removed, or documents by id, which a later crawl of the same page does not have, "
+                "or an earlier version of penstock made the certificate. Take them down here too."
             )
     return tuple(each for each in found if each.certificates)
 

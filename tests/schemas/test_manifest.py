@@ -1,5 +1,7 @@
 """Manifests: row counts add up or nothing is written, identity is content, a table exists if its manifest does."""
 
+import json
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -134,6 +136,25 @@ def test_values_that_have_no_digest_are_refused(tmp_path, value, place):
     (number,) = (each for each in ("0", "0.0") if f"{place}{each}" in written and f"{place}{each}." not in written)
     folder.write_atomic("manifest.json", written.replace(f"{place}{number}", f"{place}{value}").encode())
     with pytest.raises(ContractError, match=r"t/manifest\.json: expected a valid manifest, got .* from a backup\."):
+        read_manifest(folder)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *[("errors", 3), ("errors", {"a": 3}), ("errors", {"a": {"count": 1, "document": ""}}), ("cpu", {"a": []})],
+        *[("pairs", {}), ("edges_by_round", 1), ("rounds", "x"), ("calls", {"a": None}), ("shuffled_bytes", [])],
+    ],
+)
+def test_notes_that_are_read_again_have_their_form(tmp_path, name, value):
+    folder = Store(str(tmp_path / "t"))
+    notes = {"own": [1], "errors": {"a": {"count": 1, "document": "", "message": ""}}}
+    write_manifest(folder, make_manifest(content(), how(notes=notes), "t"))
+    assert read_manifest(folder).run.notes == notes
+    raw = folder.read_json("manifest.json")
+    raw["run"]["notes"][name] = value
+    folder.write_atomic("manifest.json", json.dumps(raw).encode())
+    with pytest.raises(ContractError, match=rf"t/manifest\.json: expected a valid manifest, got .*{name}"):
         read_manifest(folder)
 
 

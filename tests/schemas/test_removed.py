@@ -8,6 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from pipeline.sources.provenance import domain_of
 from pipeline.takedown.select import check_none_removed
 from schemas.errors import ContractError
 from schemas.manifest import TableVersion, make_manifest
@@ -104,6 +105,17 @@ def test_near_duplicates_have_other_ids_so_no_other_table_is_accepted(run: Path,
     assert take_down(run, **request) == 0
     with pytest.raises(ContractError, match="documents: expected unchanged settings after the takedowns in"):
         check_none_removed(Store(str(run)), table_of(tmp_path / "other", ["http://example.com/"]))
+
+
+@pytest.mark.parametrize("how", ["doc", "url", "domain"])
+def test_a_takedown_by_id_is_recognized_by_the_id_alone(run: Path, how: str) -> None:
+    row = documents_of(opened(run))[4]
+    value = {"doc": row["doc_id"].hex(), "url": row["url"], "domain": domain_of(row["url"])}[how]
+    assert take_down(run, **{how: [value]}) == 0
+    removed = RemovedDocuments(Store(str(run)))
+    assert removed.has_ids == (how == "doc")
+    assert removed.find(row["doc_id"], "", None) is not None
+    assert (removed.find(bytes(16), row["url"], None) is not None) == (how != "doc")
 
 
 def test_a_certificate_of_an_earlier_version(run: Path, tmp_path: Path) -> None:
