@@ -7,7 +7,7 @@ cannot be used is null, never an exception: pages are written by strangers.
 
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import date, timedelta
 from itertools import chain
 from typing import Any, Literal, TypeVar
@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 from resiliparse.parse.html import HTMLTree
 
 from pipeline.extract.json_ld import JsonLd, Node, read_json_ld, types_of
+from pipeline.extract.metadata_elements import PageElements, read_elements
 from pipeline.extract.metadata_values import (
     MIN_DATE,
     absolute_url,
@@ -36,14 +37,10 @@ MAX_TITLE_CHARS = 1_000
 MAX_AUTHOR_CHARS = 500
 MAX_NAME_CHARS = 200
 MAX_DESCRIPTION_CHARS = 2_000
-MAX_ELEMENTS = 2_000
-"""Maximum number of selected elements of a page that are read."""
 MAX_VISIBLE = 60
 """Maximum number of elements that are searched for a visible author or date."""
 MAX_DATE_CHARS = 20_000
 """Length of the HTML after the first heading that is searched for a date [code points]."""
-MAX_TEXT_CHARS = 1 << 18
-"""Maximum length of all element texts of a page that are read [code points]; nested elements share their text."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,39 +77,18 @@ class PageMetadata:
     """Number of dates that were read and are null: before 1990, or more than a day after the record."""
 
 
-_SELECTED = (
-    'title,base[href],meta[content],link[rel~="canonical"],[rel~="license"],a[href*="creativecommons.org/" i],'
-    'h1,time,[itemprop],script[type*="application/ld+json" i]'
-)
 _VISIBLE = (
     '[rel~="author"],a[href*="/author/"],[class*="author" i],[class*="byline" i],[class*="date" i],[class*="meta" i]'
 )
 """Elements that can show an author or a date. Three more class names find 2 more of 484
 marked authors, and the search takes 0.35 instead of 0.25 ms a page (296 gold pages, least of three passes)."""
 _BYLINE = re.compile(r"author|byline", re.IGNORECASE)
-_ITEMS = frozenset(("author", "datePublished", "dateModified"))
-"""Microdata properties that are read."""
 _FOREIGN_SCOPES = frozenset(("Review", "Comment", "Answer", "UserComments", "Rating", "AggregateRating"))
 """Types of items whose author and dates are not those of the page."""
 _ASIDES = re.compile(
     r"comment|sidebar|related|recommend|footer|widget|reply|respond|popular|trending|teaser|more-|latest|share|social|card",
     re.IGNORECASE,
 )
-_IN_LINE = frozenset(("a", "b", "em", "i", "small", "span", "strong", "sub", "sup"))
-MAX_CREDIT_CHARS = 300
-"""Maximum length of a line that credits a picture [code points]."""
-_CAPTION = re.compile(r"caption|(?:image|photo|picture|img)[-_]?credit", re.IGNORECASE)
-_CREDIT = re.compile(
-    r"\b(?:photo|foto|image|imagen|imagem|bild|abbildung|picture|illustration|credit|crédit|quelle|fonte|courtesy)"
-    r"|\bvia\b|flickr|wikimedia|unsplash|pixabay|фото|写真|图片|圖片",
-    re.IGNORECASE,
-)
-_OF_PAGE = re.compile(
-    r"\b(?:content|inhalt|conten|text|article|artikel|artículo|beitr[aä]g(?!sbild)|blog|site|website|page|seite"
-    r"|(?<!own )work|werk|material|post|document|book)|контент|текст|内容|文章|作品|本[文作站页頁]|记事|記事",
-    re.IGNORECASE,
-)
-"""Words of a line that states the licence of more than a picture."""
 _SHORT_TEXT = re.compile(r">([^<>]{0,60}(?:19|20)\d\d[^<>]{0,30})<")
 _NOT_NAME = re.compile(
     r"[?!:@#\d]|\b(?:ago|about|read|more|min|view|all|posts|comments?|share|follow|profile)\b", re.IGNORECASE
@@ -166,43 +142,6 @@ _WORKS = frozenset(("CreativeWork", "LearningResource"))
 
 
 @dataclass(slots=True)
-class _Page:
-    """The selected elements of a page, by what they declare."""
-
-    tree: Any
-    metas: dict[str, list[str]] = field(default_factory=dict)
-    titles: list[Any] = field(default_factory=list)
-    headings: list[Any] = field(default_factory=list)
-    times: list[Any] = field(default_factory=list)
-    items: dict[str, list[Any]] = field(default_factory=dict)
-    scripts: list[Any] = field(default_factory=list)
-    licences: list[str] = field(default_factory=list)
-    cc_links: list[str] = field(default_factory=list)
-    canonical: str | None = None
-    base: str | None = None
-    chars_left: int = MAX_TEXT_CHARS
-    credit_chars_left: int = MAX_TEXT_CHARS
-
-    def text(self, element: Any, max_chars: int) -> str | None:
-        """Return the cleaned text of an element; None if it has none, or if MAX_TEXT_CHARS are read."""
-        if self.chars_left <= 0:
-            return None
-        text = element.text
-        self.chars_left -= len(text)
-        return clean(text, max_chars)
-
-    def meta(self, *names: str) -> Iterator[str]:
-        """Yield the contents of the meta elements with these names, in the order of the names."""
-        return chain.from_iterable(self.metas.get(name, ()) for name in names)
-
-    def select(self, selectors: str, most: int) -> tuple[Any, ...]:
-        """Return the first elements that match."""
-        body = self.tree.body
-        elements: tuple[Any, ...] = body.query_selector_all(selectors)[:most] if body is not None else ()
-        return elements
-
-
-@dataclass(slots=True)
 class _Dates:
     """Reads dates in a range, and counts those that are out of it."""
 
@@ -230,7 +169,7 @@ def read_metadata(
     the record [UTC]; a date more than a day after it is null. Without it, no date is too late. `html`: the decoded
     page. A date is searched in it after the heading if no element has one; without it, that search is left out.
     """
-    page = _read_elements(tree)
+    page = read_elements(tree)
     data = read_json_ld(script.text for script in page.scripts)
     main = _main_nodes(data)
     base = absolute_url(page.base, url) or url
@@ -282,62 +221,6 @@ def _first(values: Iterable[Value | None]) -> Value | None:
     return next((value for value in values if value is not None), None)
 
 
-def _read_elements(tree: HTMLTree) -> _Page:
-    page = _Page(tree)
-    # A slice makes Python objects of its elements alone, and at a fifth of the time of iterating.
-    elements = tree.document.query_selector_all(_SELECTED)[:MAX_ELEMENTS] if tree.document is not None else ()
-    for element in elements:
-        tag, get = element.tag, element.getattr
-        if item := get("itemprop"):
-            for item_name in _ITEMS.intersection(item.split()):
-                page.items.setdefault(item_name, []).append(element)
-        if tag == "meta":
-            name = get("property") or get("name") or get("http-equiv")
-            if name:
-                page.metas.setdefault(name.strip().lower(), []).append(get("content") or "")
-        elif tag == "script":
-            page.scripts.append(element)
-        elif tag == "title":
-            page.titles.append(element)
-        elif tag == "h1":
-            page.headings.append(element)
-        elif tag == "time":
-            page.times.append(element)
-        elif tag == "base":
-            page.base = page.base or get("href")
-        elif tag in ("link", "a"):
-            _read_link(page, element)
-    return page
-
-
-def _read_link(page: _Page, element: Any) -> None:
-    href, relations = element.getattr("href"), (element.getattr("rel") or "").lower().split()
-    if not href:
-        return
-    if "canonical" in relations:
-        page.canonical = page.canonical or href
-    elif "license" in relations:
-        page.licences.append(href)
-    elif "creativecommons.org/" in href.lower() and not _is_credit(page, element):
-        page.cc_links.append(href)
-
-
-def _is_credit(page: _Page, link: Any) -> bool:
-    """Return whether a link is in the caption of a picture, or in a line that credits one and names no other work."""
-    element, line, is_in_line = link, "", True
-    for _ in range(4):
-        element = element.parent
-        if element is None or element.tag in ("html", "body", "article", "main", "footer"):
-            break
-        if element.tag == "figcaption" or _CAPTION.search((element.getattr("class") or "")[:300]):
-            return True
-        if is_in_line and page.credit_chars_left > 0:
-            line = element.text
-            page.credit_chars_left -= len(line)
-            is_in_line = element.tag in _IN_LINE
-    return len(line) <= MAX_CREDIT_CHARS and _CREDIT.search(line) is not None and not _OF_PAGE.search(line)
-
-
 # -------------------------------------------------------------------------------------------------------------- JSON-LD
 
 
@@ -376,7 +259,7 @@ def _name(data: JsonLd, value: Any) -> Iterator[str]:
             yield cleaned
 
 
-def _page_type(page: _Page, data: JsonLd) -> PageType | None:
+def _page_type(page: PageElements, data: JsonLd) -> PageType | None:
     declared = {_KIND_OF[name] for node in data.nodes for name in types_of(node) if name in _KIND_OF}
     # A person, a list or a review is more often a part of the page than its subject, so og:type precedes these.
     for kind, _ in _KINDS[:-2]:
@@ -390,7 +273,7 @@ def _page_type(page: _Page, data: JsonLd) -> PageType | None:
     return next((kind for kind, _ in _KINDS[-2:] if kind in declared), None)
 
 
-def _site_name(page: _Page, data: JsonLd) -> str | None:
+def _site_name(page: PageElements, data: JsonLd) -> str | None:
     sites = [node for node in data.nodes if "WebSite" in types_of(node)]
     publishers = chain.from_iterable(_name(data, value) for value in _values(data.nodes, "publisher"))
     declared = (clean(value, MAX_NAME_CHARS) for value in page.meta("og:site_name"))
@@ -405,14 +288,14 @@ def _site_name(page: _Page, data: JsonLd) -> str | None:
     )
 
 
-def _language(page: _Page, main: list[Node]) -> str | None:
+def _language(page: PageElements, main: list[Node]) -> str | None:
     root = page.tree.document.query_selector("html") if page.tree.document is not None else None
     on_root = [root.getattr("lang"), root.getattr("xml:lang")] if root is not None else []
     others = page.meta("content-language", "language", "dc.language", "dcterms.language", "og:locale")
     return _first(map(language_code, chain(on_root, others, _values(main, "inLanguage"))))
 
 
-def _licence(page: _Page, data: JsonLd, main: list[Node], base: str | None) -> str | None:
+def _licence(page: PageElements, data: JsonLd, main: list[Node], base: str | None) -> str | None:
     """Return the licence that the page declares for itself; a link in the text counts if no other licence is linked.
 
     A link that credits a picture states no licence of the page.
@@ -449,14 +332,14 @@ def _is_foreign(element: Any) -> bool:
     return False
 
 
-def _item_values(page: _Page, name: str) -> Iterator[str | None]:
+def _item_values(page: PageElements, name: str) -> Iterator[str | None]:
     """Yield what the first microdata properties of a name contain, except those of comments and reviews."""
     for element in page.items.get(name, ())[:5]:
         if not _is_foreign(element):
             yield element.getattr("content") or element.getattr("datetime") or page.text(element, MAX_NAME_CHARS)
 
 
-def _published(page: _Page, main: list[Node], dates: _Dates) -> date | None:
+def _published(page: PageElements, main: list[Node], dates: _Dates) -> date | None:
     stated = (
         element.getattr("datetime")
         for element in page.times[:8]
@@ -472,7 +355,7 @@ def _published(page: _Page, main: list[Node], dates: _Dates) -> date | None:
     )
 
 
-def _visible_date(page: _Page, shown: Iterable[Any], dates: _Dates) -> date | None:
+def _visible_date(page: PageElements, shown: Iterable[Any], dates: _Dates) -> date | None:
     """Return the date in the text of the first element that looks like a dateline."""
     for element in chain(page.times[:8], shown):
         text = page.text(element, MAX_NAME_CHARS)
@@ -493,7 +376,7 @@ def _date_in_text(html: str, dates: _Dates) -> date | None:
     return None
 
 
-def _declared_authors(page: _Page, data: JsonLd, main: list[Node]) -> list[str]:
+def _declared_authors(page: PageElements, data: JsonLd, main: list[Node]) -> list[str]:
     of_nodes = [name for value in _values(main, "author", "creator") for name in _name(data, value)]
     if names := author_names(of_nodes):
         return names
@@ -515,7 +398,7 @@ def _declared_authors(page: _Page, data: JsonLd, main: list[Node]) -> list[str]:
     return author_names([name for value in found if (name := clean(value, MAX_NAME_CHARS))])
 
 
-def _visible_authors(page: _Page, shown: Iterable[Any]) -> list[str]:
+def _visible_authors(page: PageElements, shown: Iterable[Any]) -> list[str]:
     """Return the names in the first byline of the page."""
     for element in shown:
         is_link = element.tag == "a" and "/author/" in (element.getattr("href") or "")
@@ -538,7 +421,7 @@ def _is_name(text: str) -> bool:
 _SEPARATOR = re.compile(r"\s+[-–—|·•»«:~/]+\s+|\s*[|»]\s*")
 
 
-def _title(page: _Page, main: list[Node], sites: set[str]) -> str | None:
+def _title(page: PageElements, main: list[Node], sites: set[str]) -> str | None:
     """Return the heading that the declared titles agree with, else the only heading, else a declared title."""
     declared = [
         title
