@@ -1,7 +1,7 @@
 """Reading of recipes, with the sections of all data stages, the models, Spark, the plan and the training run."""
 
 import difflib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from schemas.errors import ConfigError, ContractError
 from schemas.logs import LOGGER
 from schemas.manifest import check_folder, open_table, read_run
 from schemas.overrides import load_recipe, parse_recipe
+from schemas.paths import is_on_known_server
 from schemas.storage import Store
 from schemas.versions import PinnedRun
 from train.config.settings import SECTIONS
@@ -131,6 +132,43 @@ def check_functions(run: Store, recipe: Recipe, verb: str, trust: bool) -> None:
             f"{run.uri}: expected --trust-run, because {verb} executes what the run names ({', '.join(functions)}), "
             "got none. Look at these files, and add the option if you trust them."
         )
+
+
+def check_addresses(
+    run: Store,
+    recipe: Recipe,
+    overrides: Sequence[str] = (),
+    trust: bool = False,
+    fix: str = "Look at these addresses, and add --trust-run if you trust them.",
+) -> None:
+    """Raise ContractError if a recipe has an address on a server that only the run names, unless it has `trust`.
+
+    `overrides`: settings that the user has given. `fix`: the last sentence of the message.
+    """
+    if trust:
+        return
+    unknown = [
+        own
+        for own in _addresses(recipe.to_json())
+        if not is_on_known_server(run, own) and not any(own in given for given in overrides)
+    ]
+    if unknown:
+        raise ContractError(
+            f"{run.uri}: expected addresses on servers that the environment or the address of the run names, got "
+            f"{unknown[0]} in its recipe, to which your credentials would be sent. {fix}"
+        )
+
+
+def _addresses(value: Any) -> Iterator[str]:
+    """Yield the addresses in the values of a recipe."""
+    if isinstance(value, str):
+        yield from [value] if "://" in value else []
+    elif isinstance(value, Mapping):
+        for own in value.values():
+            yield from _addresses(own)
+    elif isinstance(value, (list, tuple)):
+        for own in value:
+            yield from _addresses(own)
 
 
 def deciding_models(recipe: Recipe) -> dict[str, dict[str, str]]:

@@ -13,10 +13,10 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from schemas.errors import reading
+from schemas.errors import ContractError, reading
 from schemas.ids import canonical_json, digest_of
 from schemas.lock_files import EXPORT_LOCK
-from schemas.paths import is_below
+from schemas.paths import is_below, is_on_known_server
 from schemas.storage import Store
 from schemas.takedown import TAKEDOWN_ID
 
@@ -162,6 +162,16 @@ def read_receipts(run: Store) -> Iterator[ExportReceipt]:
             receipt = ExportReceipt.model_validate(run.read_json(f"{EXPORTS}/{name}"))
             _check_paths(name, receipt.id, [file.path for file in receipt.files])
         yield receipt
+
+
+def destination_of(run: Store, receipt: ExportReceipt) -> Store:
+    """Return the folder of an export. Raises ContractError if it is on a server that only the receipt names."""
+    if not is_on_known_server(run, receipt.destination):
+        raise ContractError(
+            f"{receipt.destination}: expected an export on a server that the environment or the address of the run "
+            f"names, got one that only receipt {receipt.id} names. Look after this export yourself."
+        )
+    return Store(receipt.destination)
 
 
 def _check_paths(name: str, identifier: str, paths: Sequence[str]) -> None:

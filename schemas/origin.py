@@ -5,7 +5,7 @@
 
 from collections.abc import Iterator
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
 
 from schemas.errors import ContractError
 from schemas.paths import PLAN_NAME
@@ -20,7 +20,7 @@ class ModelOrigin(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     path: str
-    """Folder of the run, or of Hugging Face, when the plan was made."""
+    """Local folder of the run, or of Hugging Face, when the plan was made."""
     format: str
     """checkpoint: of a run; otherwise the model type of a folder of Hugging Face."""
     digest: str
@@ -37,6 +37,13 @@ class ModelOrigin(BaseModel):
     """Digest of everything that decided the checkpoint's weights; empty = unknown."""
     origin: "ModelOrigin | None" = None
     """ModelOrigin of the checkpoint's own model; None = random weights, or unknown."""
+
+    @field_validator("path")
+    @classmethod
+    def _is_local(cls, path: str) -> str:
+        if "://" in path:  # a plan of others would send the credentials of this process there
+            raise ValueError(f"expected a local folder, got {path}")
+        return path
 
     @property
     def name(self) -> str:

@@ -29,6 +29,9 @@ HARNESS_NAME = "train/harness.jsonl"
 DELTA_LOG = "_delta_log"
 """Folder in the folder of a table with the log that `penstock register --delta` writes."""
 
+REMOTE = frozenset(("s3", "gs", "gcs", "abfs", "abfss", "hdfs", "viewfs"))
+"""Schemes of addresses of storage that is opened with the credentials of this process."""
+
 FORBIDDEN = frozenset("\0\\")
 """A name with a NUL cannot be opened; a backslash separates folders on Windows."""
 
@@ -124,3 +127,18 @@ def _num_parents(segments: list[str]) -> int:
 
 def _is_name(segment: str) -> bool:
     return segment not in ("", ".", "..") and not FORBIDDEN.intersection(segment)
+
+
+def is_on_known_server(run: Store, address: str) -> bool:
+    """Return True if an address that a file of a run names leads to no server that only this file names.
+
+    The credentials of this process would be sent there. Known are the server of the run itself, and those of S3 and GCS
+    that the environment or the provider decides. Other addresses than those of storage are read without credentials.
+    """
+    scheme, _, rest = address.partition("://")
+    if scheme not in REMOTE:
+        return True
+    known_scheme, _, known = run.address.partition("://")
+    server, known_server = (each.partition("/")[0].rpartition("@")[2] for each in (rest, known))
+    has_options = "?" in rest and rest.partition("?")[2] != known.partition("?")[2]
+    return not has_options and (scheme in ("s3", "gs", "gcs") or (scheme, server) == (known_scheme, known_server))

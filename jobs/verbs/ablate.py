@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from jobs.arguments import Command, add_run, add_trust, add_verbose, number, whole
-from jobs.recipe import check_functions, recipe_sections, stored_recipe, stored_sections, warn_of_spark
+from jobs.recipe import check_addresses, check_functions, recipe_sections, stored_recipe, stored_sections, warn_of_spark
 from jobs.spark_session import SparkConfig, spark_session
 from jobs.verbs.proxies import (
     Pair,
@@ -384,6 +384,7 @@ def ablate_command(arguments: argparse.Namespace) -> int:
     size = ProxySize(arguments.seeds, arguments.params, arguments.tokens, change.training)
     before = stored_recipe(run, change.training, trust=arguments.trust_run)
     check_functions(run, before, "ablate", arguments.trust_run)
+    check_addresses(run, before, arguments.overrides, arguments.trust_run)
     warn_of_spark(run, arguments.trust_run)
     after = branch_recipe(run, change, arguments.trust_run)
     check_clusters(run)

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from jobs.arguments import Command, add_overrides, add_run, add_trust, add_verbose, whole
-from jobs.recipe import deciding_models, stored_recipe, warn_of_spark
+from jobs.recipe import check_addresses, deciding_models, stored_recipe, warn_of_spark
 from jobs.spark_session import SparkConfig, spark_session
 from pipeline.engine.spark import ship_models
 from pipeline.inspect.diff import KEPT, ComparedRun, Difference, Example, compare_runs, open_compared_run
@@ -315,6 +315,7 @@ def predict_run(
     ConfigError if a what-if cannot change one of the settings.
     """
     committed, proposed = stored_recipe(run, [], trust=trust), stored_recipe(run, overrides, trust=trust)
+    check_addresses(run, proposed, overrides, trust)
     changed = changed_settings(committed, proposed)
     models = deciding_models(proposed)
     described = describe_changes(committed, proposed, changed, models.get("quality", {}))

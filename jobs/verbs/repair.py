@@ -4,7 +4,7 @@ import argparse
 from shlex import quote
 
 from jobs.arguments import Command, add_run, add_trust, add_verbose
-from jobs.recipe import check_functions, stored_recipe, warn_of_spark
+from jobs.recipe import check_addresses, check_functions, stored_recipe, warn_of_spark
 from jobs.spark_session import SparkConfig, spark_session
 from pipeline.prepare import prepare
 from pipeline.repair import DamagedFile, find_damage, own_tables, owners_of, repair, steps_to_repair
@@ -44,6 +44,7 @@ def repair_command(arguments: argparse.Namespace) -> int:
         recipe = stored_recipe(run, [], trust=arguments.trust_run)
         warn_of_spark(run, arguments.trust_run)
         check_functions(run, recipe, "repair", arguments.trust_run)
+        check_addresses(run, recipe, trust=arguments.trust_run)
         prepared = prepare(recipe, None)
         steps = steps_to_repair(prepared, run, damage)
         config = recipe.section("spark", SparkConfig)

@@ -45,12 +45,12 @@ from pipeline.takedown.select import (
 from pipeline.takedown.shards import find_removed_rows
 from schemas.document_ids import ID_HELP, MIN_ID_DIGITS, resolve_doc_ids
 from schemas.errors import ConfigError, PenstockError
-from schemas.exports import TRAINED_ON, ExportReceipt, read_receipts
+from schemas.exports import TRAINED_ON, ExportReceipt, destination_of, read_receipts
 from schemas.locks import lock_checkpoints, lock_tables
 from schemas.logs import LOGGER
 from schemas.manifest import RUN_NAME, read_run
 from schemas.origin import origin_of
-from schemas.paths import check_own_folders, check_unlinked_tables
+from schemas.paths import check_own_folders, check_unlinked_tables, is_on_known_server
 from schemas.removed import certificates_of
 from schemas.storage import Store
 from schemas.takedown import (
@@ -279,6 +279,7 @@ def _remake_exports(run: Store) -> int:
         words = {name: receipt.options.get(name) for name in ("format", *EXPORT_OPTIONS)}
         arguments = Arguments(run=run.address, out=receipt.destination, verbose=False, trust_run=False, **words)
         try:
+            destination_of(run, receipt)
             delete_export(run, receipt)
             export_command(arguments)
         except (PenstockError, OSError) as error:
@@ -339,7 +340,9 @@ def _runs_elsewhere(run: Store) -> dict[str, list[str]]:
         is_here = receipt.destination.partition("://")[0] == run.uri.partition("://")[0] or (
             run.is_local and "://" not in receipt.destination
         )
-        if receipt.options.get("format") != TRAINED_ON or receipt.replaced_by or not is_here:
+        if receipt.options.get("format") != TRAINED_ON or receipt.replaced_by:
+            continue
+        if not is_here or not is_on_known_server(run, receipt.destination):
             continue
         other = Store(receipt.destination)
         if other.fs != run.fs or not other.exists(RUN_NAME):

@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow.compute as pc
 
 from jobs.arguments import Command, add_run, whole
-from jobs.recipe import stored_recipe
+from jobs.recipe import check_addresses, stored_recipe
 from pipeline.inspect.document_text import verdict_of
 from pipeline.inspect.show import column_equals, find_documents, host_below
 from pipeline.sources.config import SourceConfig
@@ -243,6 +243,8 @@ def _refetch_records(
 ) -> Iterator[dict[str, Any]]:
     """Yield a dict for each distinct document: its original record, and the differences from the stored row."""
     recipe = stored_recipe(answers.run, arguments.overrides)
+    fix = "Give the paths by --set source.paths='[\"…\"]' if you trust this server."
+    check_addresses(answers.run, recipe, arguments.overrides, fix=fix)
     splits = {(split.source, split.name): split for split in splits_of(recipe)}
     for doc_id, place in {document.place.doc_id: document.place for document in documents}.items():
         source = _source_of(place)

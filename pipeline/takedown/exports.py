@@ -13,7 +13,15 @@ import pyarrow as pa
 from pipeline.takedown.shards import find_removed_rows
 from pipeline.takedown.tables import holds_documents
 from schemas.errors import ConfigError, PenstockError
-from schemas.exports import MODEL, TRAINED_ON, ExportReceipt, exported_files, mark_deleted, read_receipts
+from schemas.exports import (
+    MODEL,
+    TRAINED_ON,
+    ExportReceipt,
+    destination_of,
+    exported_files,
+    mark_deleted,
+    read_receipts,
+)
 from schemas.ids import DOC_ID_BYTES
 from schemas.manifest import open_table, read_run
 from schemas.paths import check_deletable
@@ -136,7 +144,7 @@ def files_left(run: Store, receipt: ExportReceipt) -> list[str] | None:
         for file in other.files
     }
     try:
-        out = Store(receipt.destination)
+        out = destination_of(run, receipt)
         if not receipt.complete:
             return sorted(exported_files(out))
         present = [file for file in receipt.files if (file.path, file.sha256) not in newer and out.exists(file.path)]
@@ -175,7 +183,7 @@ def delete_export(run: Store, receipt: ExportReceipt) -> None:
     """
     if receipt.deleted:
         return
-    out = Store(receipt.destination)
+    out = destination_of(run, receipt)
     known: dict[str, Any] = {file.path: file.sha256 for file in receipt.files}
     present = [name for name in exported_files(out) if name in known or receipt.options.get("format") != MEGATRON]
     if known.keys().isdisjoint(present):

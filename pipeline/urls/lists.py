@@ -7,6 +7,7 @@ import io
 import re
 import tarfile
 from array import array
+from codecs import BOM_UTF8
 from collections.abc import Iterable, Iterator
 from hashlib import blake2s
 from pathlib import Path
@@ -68,7 +69,7 @@ def _read_entries(lines: Iterable[bytes], keys: "array[int]", where: str) -> int
     """Append the key of each entry of a file; return the length of its longest entry with a path [bytes], or 0."""
     longest, damaged, num_damaged = 0, list[str](), 0
     for number, line in enumerate(lines, 1):
-        entry = line.strip().lower()
+        entry = line.removeprefix(BOM_UTF8).strip().lower()
         if _PLAIN.match(entry) and len(entry) <= MAX_DOMAIN_BYTES:
             keys.append(int.from_bytes(blake2s(entry, digest_size=8).digest(), "little"))
             continue

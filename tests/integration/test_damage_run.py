@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from jobs.cli import main
-from jobs.recipe import stored_recipe, warn_of_spark
+from jobs.recipe import check_addresses, stored_recipe, warn_of_spark
 from jobs.spark_session import SparkConfig
 from pipeline.garbage import REPAIR
 from pipeline.models import ModelsConfig
@@ -57,6 +57,9 @@ def test_a_step_refuses_a_table_with_a_flipped_bit_and_commits_nothing(run, run_
     assert read_run(run).tables["clean"] == before["clean"]
 
 
+ABLATE = ("--without", "quality.gopher_quality")
+
+
 def with_recipe(run: Store, **sections: Any) -> None:
     """Add sections to the recipe in the `run.json` of a run."""
     path = Path(run.root) / "run.json"
@@ -82,10 +85,22 @@ def test_an_ablation_executes_no_file_that_a_run_names(run, tmp_path, capsys):
     with_recipe(
         run, stage=[{"name": "evil", "function": f"{tmp_path / 'evil.py'}:f", "columns": {"marks": {"type": "int32"}}}]
     )
-    words = ["ablate", run.root, "--without", "quality.gopher_quality", "--dry-run"]
-    assert main(words) == 2
+    assert main(["ablate", run.root, *ABLATE, "--dry-run"]) == 2
     assert f"expected --trust-run, because ablate executes what the run names ({tmp_path}" in capsys.readouterr().err
     assert not (tmp_path / "executed").exists()
+
+
+@pytest.mark.parametrize("verb", ["whatif", "ablate"])
+def test_credentials_go_to_no_server_that_a_run_names(run, capsys, verb):
+    address = "s3://bucket/a?endpoint_override=127.0.0.1:9"
+    recipe = read_run(run).recipe
+    with_recipe(run, dedup={**recipe.get("dedup", {}), "indexes": [address]})
+    words = [verb, run.root, *(["--set", "quality.min_words=60"] if verb == "whatif" else [*ABLATE, "--dry-run"])]
+    assert main(words) == 2
+    assert f"got {address} in its recipe, to which your credentials would be sent." in capsys.readouterr().err
+    stored = stored_recipe(run, [f'dedup.indexes=["{address}"]'])
+    check_addresses(run, stored, [f'dedup.indexes=["{address}"]'])
+    check_addresses(run, stored, trust=True)
 
 
 def test_an_export_starts_no_program_that_a_run_names(run, tmp_path):

@@ -224,8 +224,24 @@ def test_a_model_is_clean_only_if_it_is_of_the_clean_checkpoint(run: Path, tmp_p
         assert exports_with(store, {}, effects) == expected
 
 
-def test_an_export_on_an_object_store_is_made_again(server: int, run: Path) -> None:
-    out = f"s3://bucket/receipts?endpoint_override=127.0.0.1:{server}&scheme=http"
+def test_a_receipt_leads_to_no_server_that_it_alone_names(
+    server: int, run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = f"s3://bucket/named?endpoint_override=127.0.0.1:{server}&scheme=http"
+    assert main(["export", str(run), "--format", "megatron", "--out", out]) == 0
+    (receipt,) = read_receipts(Store(str(run)))
+    assert receipt.destination == out
+    assert files_left(Store(str(run)), receipt) is None
+    before = sorted(Store(out).walk())
+    document = documents_of(opened(run))[4]["doc_id"].hex()
+    assert main(["takedown", str(run), "--doc", document, "--remake-exports"]) == 1
+    assert f"got one that only receipt {receipt.id} names" in capsys.readouterr().out
+    assert sorted(Store(out).walk()) == before
+
+
+def test_an_export_on_an_object_store_is_made_again(server: int, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{server}")
+    out = "s3://bucket/receipts"
     assert main(["export", str(run), "--format", "megatron", "--out", out]) == 0
     (old,) = read_receipts(Store(str(run)))
     assert old.destination == out

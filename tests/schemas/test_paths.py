@@ -7,13 +7,14 @@ import shutil
 import signal
 from collections.abc import Iterator
 from pathlib import Path
-from types import FrameType
-from typing import Any
+from types import FrameType, SimpleNamespace
+from typing import Any, cast
 from unittest import mock
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from jobs.cli import main
 from jobs.recipe import recipe_sections
@@ -27,7 +28,8 @@ from pipeline.takedown.commit import drop_old, files_left
 from schemas.config import build_recipe
 from schemas.errors import ConfigError, ContractError
 from schemas.manifest import open_table, read_run, write_run
-from schemas.paths import is_below, is_version
+from schemas.origin import ModelOrigin
+from schemas.paths import is_below, is_on_known_server, is_version
 from schemas.storage import Store
 from schemas.takedown import parse_certificate
 from schemas.union import write_union
@@ -94,6 +96,31 @@ def test_what_is_accepted_stays_below(path: str) -> None:
         assert posixpath.normpath(f"/run/t/v/{path}") == f"/run/t/v/{path}"
     if is_below(path, levels=1):
         assert posixpath.normpath(f"/run/t/v/{path}").startswith("/run/t/")
+
+
+@pytest.mark.parametrize(
+    ("run", "address", "known"),
+    [
+        ("/runs/a", "/runs/b", True),
+        ("/runs/a", "s3://bucket/b", True),
+        ("/runs/a", "gs://bucket/b", True),
+        ("/runs/a", "https://example.com/b?c=d", True),
+        ("/runs/a", "a pattern with s3://in?it", True),
+        ("/runs/a", "s3://bucket/b?endpoint_override=evil.example", False),
+        ("/runs/a", "s3://bucket/b?region=us-east-1", False),
+        ("/runs/a", "hdfs://evil.example:8020/b", False),
+        ("/runs/a", "abfs://a@evil.dfs.core.windows.net/b", False),
+        ("s3://bucket/a?endpoint_override=own", "s3://other/b?endpoint_override=own", True),
+        ("s3://bucket/a?endpoint_override=own", "s3://other/b?endpoint_override=evil", False),
+    ],
+)
+def test_servers_that_only_a_run_names(run: str, address: str, known: bool) -> None:
+    assert is_on_known_server(cast(Store, SimpleNamespace(address=run)), address) is known
+
+
+def test_an_origin_on_a_server_is_refused() -> None:
+    with pytest.raises(ValidationError, match="expected a local folder, got s3://bucket/a"):
+        ModelOrigin(path="s3://bucket/a", format="checkpoint", digest="", vocab_size=1)
 
 
 # ------------------------------------------------------------------------------------------ verbs on a stranger's run
