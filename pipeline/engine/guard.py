@@ -5,8 +5,8 @@ CPU time. If the worker ends on a record, the watcher writes a note, a small fil
 process does the part again runs the records with a note in a child process, and all others as before.
 
 The reading of the next record has the same limits, counted anew whenever the reader has read more bytes of its file: to
-pass over a large archive may take hours. It cannot be tried alone, so if the reader of a file ends several workers on
-one record, the rest of the file is a gap.
+pass over a large archive may take hours. It cannot be tried alone, so if several workers end at the same place of a
+file, after the same number of reads, the rest of the file is a gap. Signals from outside end workers at other places.
 """
 
 import atexit
@@ -54,9 +54,11 @@ MANY_NOTES = 2
 """Number of notes on a part from which all its records run in a child process: its attempts are limited."""
 READING = 1 << 62
 """The bit that marks the number of a record that was being read. Below it are the number of earlier notes on it (6
-bits), the number of the record (36 bits), and a count of the reads of its file (20 bits): the watcher sees progress."""
+bits) and its place (56 bits): the number of the record, and a count of the reads of its file (20 bits), by which the
+watcher sees progress too."""
+READS_BITS, PLACE_BITS = 20, 56
 MAX_READINGS = 2
-"""Number of workers that end while they read one record, from which the rest of the file is not read."""
+"""Number of workers that end at one place, from which the rest of the file is not read."""
 WAIT_SECONDS = 5.0
 """Longest time that a retry waits for the note that a watcher may be writing [s]; it takes .3 s on an idle machine."""
 
@@ -67,7 +69,7 @@ def note_folder(key: str) -> str:
 
 
 def noted_records(store: Store, key: str, retried: bool) -> tuple[set[int], Counter[int]]:
-    """Return the numbers of the records of a part that have a note, and the number of notes by record being read.
+    """Return the numbers of the records of a part that have a note, and the number of notes by place that was read.
 
     In a retry, wait for the first note.
     """
@@ -76,7 +78,7 @@ def noted_records(store: Store, key: str, retried: bool) -> tuple[set[int], Coun
     while True:
         noted = {int(name.partition(".")[0]) for name in folder.walk() if name.endswith(".json")}
         if noted or time.monotonic() >= deadline:
-            readings = Counter(number >> 20 & (1 << 36) - 1 for number in noted if number & READING)
+            readings = Counter(number & (1 << PLACE_BITS) - 1 for number in noted if number & READING)
             return {number for number in noted if not number & READING}, readings
         time.sleep(WAIT_SECONDS / 10)
 
@@ -89,7 +91,12 @@ def delete_notes(store: Store) -> None:
 
 
 class StuckReaderError(Exception):
-    """The reader of a file has ended several workers while it read one record, by its limit of CPU time or memory."""
+    """The reader of a file has ended several workers at one place, such as by its limit of CPU time."""
+
+
+def record_at(place: int) -> int:
+    """Return the number of the record that is read at a place."""
+    return place >> READS_BITS
 
 
 class RecordGuard:
@@ -117,7 +124,7 @@ class RecordGuard:
         self._place = place
         self._watch = _watch_of_this_process(limits)
         self._watch.begin_part(*place)
-        for number in sorted(self._noted | {*self._readings}):
+        for number in sorted(self._noted | {*map(record_at, self._readings)}):
             WORKER_LOGGER.warning(f"record {number}: an earlier process has ended on it", extra={"record": number})
         self._number = self._num_read = 0
         limit_memory(limits.memory_bytes)
@@ -161,15 +168,16 @@ class RecordGuard:
         """Yield what a reader yields, with the limits of a record on each step of it.
 
         `stream` calls its `on_read` when bytes of the file were read. Raises StuckReaderError if the reader has ended
-        MAX_READINGS workers on one record.
+        MAX_READINGS workers at one place in the next record.
         """
         source, end = iter(rows), object()
         while True:
             self._num_read += 1
-            earlier = self._readings[self._num_read]
-            if earlier >= MAX_READINGS:
-                raise StuckReaderError(f"expected a record, got {earlier} workers that ended while they read it")
-            stream.on_read = partial(self._has_read, READING | earlier << 56 | self._num_read << 20, itertools.count())
+            ended = [number for place, number in self._readings.items() if record_at(place) == self._num_read]
+            if max(ended, default=0) >= MAX_READINGS:
+                raise StuckReaderError(f"expected a record, got {max(ended)} workers that ended while they read it")
+            mark = READING | (sum(ended) & 63) << PLACE_BITS | self._num_read << READS_BITS
+            stream.on_read = partial(self._has_read, mark, itertools.count())
             stream.on_read()
             try:
                 item: Any = next(source, end)
@@ -182,7 +190,7 @@ class RecordGuard:
             yield item
 
     def _has_read(self, mark: int, reads: Iterator[int]) -> None:
-        self._watch.begin_record(mark | next(reads) & (1 << 20) - 1)
+        self._watch.begin_record(mark | next(reads) & (1 << READS_BITS) - 1)
         limit_cpu(self._limits.cpu_seconds)
 
     @property

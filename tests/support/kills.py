@@ -76,7 +76,7 @@ def below(parent: int, tree: dict[int, list[int]]) -> list[int]:
 def python_workers(parent: int) -> list[int]:
     """Return the Python processes that Spark started below a process and that have forked from its daemon."""
     daemons, tree = _daemons(parent)
-    return [pid for pid in daemons if pid not in tree and any(pid in tree.get(other, []) for other in daemons)]
+    return [pid for pid in daemons if any(pid in tree.get(other, []) for other in daemons)]
 
 
 def _daemons(parent: int) -> tuple[list[int], dict[int, list[int]]]:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 import unicodedata
+from pathlib import Path
 
 import pyarrow as pa
 import pytest
@@ -192,7 +193,8 @@ def read(folder, kind, retried=False, limits=QUICK):
             if number == 2 and kind == "stuck":
                 unicodedata.normalize("NFC", "a" + "\u0301" * 300_000 + "\u0327" * 300_000)
             if number == 2 and kind == "skips":
-                for _ in range(6):
+                for step in range(6):
+                    Path(folder, f"{os.getpid()}-{step}").touch()
                     end = counted_seconds() + 0.7
                     while counted_seconds() < end:
                         pass
@@ -233,10 +235,29 @@ def test_a_reader_that_computes_for_ever_ends_two_workers(tmp_path):
         words = [sys.executable, "-c", f"{call}retried={ended > 0})"]
         assert subprocess.run(words, cwd=ROOT, check=False).returncode == -signal.SIGXCPU
         deadline = time.monotonic() + 60
-        while (noted := noted_records(Store(str(tmp_path)), KEY, False)[1]) != {3: ended + 1}:
+        while (noted := noted_records(Store(str(tmp_path)), KEY, False)[1]) != {3 << guards.READS_BITS: ended + 1}:
             assert time.monotonic() < deadline, noted
             time.sleep(0.05)
     with pytest.raises(guards.StuckReaderError, match="2 workers"):
         read(tmp_path, "stuck", retried=True)
     guards.delete_notes(Store(str(tmp_path)))  # as when the table is complete
     assert read(tmp_path, "quick") == [0, 1, 2, 3]
+
+
+def test_signals_from_outside_during_a_long_read_cost_no_record(tmp_path):
+    """The reader passes over much of its file and is ended at a different place each time; then it is left alone."""
+    call = f"from {__name__} import *; read({str(tmp_path)!r}, 'skips', "
+    for ended, step in enumerate((0, 1, 3)):
+        words = [sys.executable, "-c", f"{call}retried={ended > 0}, limits=RecordLimits(cpu_seconds=9))"]
+        with subprocess.Popen(words, cwd=ROOT) as process:
+            while not (tmp_path / f"{process.pid}-{step}").exists():
+                assert process.poll() is None
+                time.sleep(0.01)
+            process.kill()
+        deadline = time.monotonic() + 60
+        while (noted := noted_records(Store(str(tmp_path)), KEY, False)[1]).total() != ended + 1:
+            assert time.monotonic() < deadline, noted
+            time.sleep(0.05)
+        assert {*map(guards.record_at, noted)} == {3}
+    assert len(noted) > 1
+    assert read(tmp_path, "skips", retried=True) == [0, 1, 2, 3]
