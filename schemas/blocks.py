@@ -13,6 +13,7 @@ import pyarrow as pa
 import xxhash
 from numpy.typing import NDArray
 
+from schemas.arrow_files import validated
 from schemas.errors import ContractError
 
 Block = tuple[int, int]
@@ -80,6 +81,7 @@ class BlockFile:
         self._blocks = parse_blocks(blocks, self._where)
         self._ends = list(accumulate(size for size, _ in self._blocks))
         self._compared = set[int]() if compared is None else compared
+        self._validated = set[int]()
         if (size := file.size()) != self._ends[-1]:
             raise ContractError(f"{self._where}: expected a file of {self._ends[-1]} bytes, got {size}. {fix}")
         first = self._bytes(0)
@@ -95,10 +97,19 @@ class BlockFile:
         return len(self._blocks) - 1
 
     def batch(self, number: int) -> pa.RecordBatch:
-        """Return a record batch. Raises ContractError if it is not the one that was written."""
+        """Return a record batch. Raises ContractError if it is not the one that was written, or has invalid values."""
         data = self._bytes(number)
         self._compare(number, data)
-        return self._parse(number, data)
+        batch = self._parse(number, data)
+        if number not in self._validated:
+            try:
+                validated(batch)
+            except pa.ArrowInvalid as error:
+                raise ContractError(
+                    f"{self._where}: expected valid record batches, got {error}. {self._fix}"
+                ) from error
+            self._validated.add(number)
+        return batch
 
     def unchecked_batch(self, number: int) -> pa.RecordBatch:
         """Return a record batch that may be damaged, of which only the number of values is used."""

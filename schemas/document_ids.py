@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from schemas.arrow_files import ArrowFile
 from schemas.errors import ConfigError
 from schemas.ids import DOC_ID_BYTES
 from schemas.manifest import open_table, read_run
@@ -86,4 +87,4 @@ def _doc_ids(run: Store) -> Iterator[pa.Array | pa.ChunkedArray]:
         dataset = open_dataset(run, even_replaced=True)
         for shard in (shard for shards in dataset.streams.values() for shard in shards):
             with dataset.folder.open_input(shard.docs_path) as stream:
-                yield pa.ipc.open_file(stream).read_all().column("doc_id")
+                yield ArrowFile(stream, f"{dataset.folder.uri}/{shard.docs_path}").read_all().column("doc_id")

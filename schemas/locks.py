@@ -128,6 +128,8 @@ def _take(locks: ExitStack, run: Store, name: str, what: str, *, shared: bool = 
             "Wait until that process ends, or stop it."
         ) from error
     locks.callback(_release, file, Path(run.path(name)))
+    if fcntl.fcntl(file, fcntl.F_GETFL) & os.O_ACCMODE == os.O_RDONLY:
+        return  # the file of another user
     if not shared:
         os.ftruncate(file, 0)  # removes the lines of killed processes
     since = datetime.now(UTC).isoformat(timespec="seconds")
@@ -143,7 +145,7 @@ def _take(locks: ExitStack, run: Store, name: str, what: str, *, shared: bool = 
 def _locked(path: Path, shared: bool) -> int:
     """Open and lock a lock file, and return its file descriptor. Raises BlockingIOError if the lock is held."""
     while True:
-        file = open_own(str(path), os.O_RDWR | os.O_APPEND)
+        file = _opened(path)
         try:
             fcntl.flock(file, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
             with suppress(FileNotFoundError):
@@ -153,6 +155,19 @@ def _locked(path: Path, shared: bool) -> int:
             os.close(file)
             raise
         os.close(file)  # the process that held the lock last has removed the file meanwhile, so open it again
+
+
+def _opened(path: Path) -> int:
+    """Open a lock file, or make it. One of another user is opened for reading, which is enough to lock it."""
+    try:
+        return open_own(str(path), os.O_RDWR | os.O_APPEND)
+    except PermissionError:
+        try:
+            return os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+        except OSError as error:
+            if error.errno == errno.ENOENT:
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path)) from error
+            raise
 
 
 def _release(file: int, path: Path) -> None:

@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
+from schemas.arrow_files import ArrowFile
 from schemas.errors import ConfigError, ContractError
 from schemas.manifest import (
     Counts,
@@ -121,7 +122,8 @@ def check_none_removed(datasets: Sequence[Dataset]) -> None:
         known = _removed_addresses(member.run, others) if others else {}
         for number in member.by_url if others else ():
             with dataset.folder.open_input(dataset.by_url[number]) as stream:
-                rows = pa.ipc.open_file(stream).read_all().select(["doc_id", "url", "domain"])
+                table = ArrowFile(stream, f"{dataset.folder.uri}/{dataset.by_url[number]}").read_all()
+                rows = table.select(["doc_id", "url", "domain"])
             for batch in rows.to_batches(max_chunksize=ROWS_AT_ONCE):
                 for row in batch.to_pylist():
                     for uri, own in others:
@@ -365,7 +367,7 @@ def _shards(dataset: Dataset, member: Member) -> Iterator[Shard]:
 
 def _index_columns(dataset: Dataset, shard: Shard) -> pa.Table:
     try:
-        return pa.ipc.open_file(dataset.folder.open_input(shard.docs_path)).read_all().select(INDEX_COLUMNS)
+        return ArrowFile(dataset.folder.open_input(shard.docs_path)).read_all().select(INDEX_COLUMNS)
     except (OSError, pa.ArrowInvalid, KeyError) as error:
         raise ContractError(
             f"{dataset.folder.uri}/{shard.docs_path}: expected a readable index file, got an error: {error}. Restore "

@@ -40,6 +40,7 @@ from schemas.errors import ConfigError, ContractError
 from schemas.exports import begin_receipt, write_receipt
 from schemas.locks import lock_export
 from schemas.logs import LOGGER, log_words
+from schemas.manifest import open_table
 from schemas.storage import Store
 from schemas.takedown import check_no_pending_takedown
 from schemas.text import format_bytes
@@ -261,8 +262,19 @@ def _read_first(table: str, prepared: PreparedExport) -> dict[str, str]:
 
 
 def _begin_receipt(arguments: Arguments, run: Store, out: Store, read: dict[str, str]) -> None:
-    """Write the receipt of an export before its first file, so that a takedown names it even if it is killed."""
+    """Write the receipt of an export before its first file, so that a takedown names it even if it is killed.
+
+    Raises ContractError if a takedown has begun since the tables were looked up: either it reads the receipt, or it is
+    seen here.
+    """
     _or_warn(run, out, lambda: begin_receipt(run, out, _options(arguments), read))
+    check_no_pending_takedown(Store(run.address))
+    for table, digest in read.items():
+        if (current := open_table(run, table)[1].digest) != digest:
+            raise ContractError(
+                f"{run.uri}/{table}: expected version {digest[:12]}, got {current[:12]}, made by another command "
+                "meanwhile. Run the export again."
+            )
 
 
 def _leave_receipt(arguments: Arguments, run: Store, out: Store, read: dict[str, str], **more: Any) -> None:

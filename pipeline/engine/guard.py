@@ -5,8 +5,9 @@ CPU time. If the worker ends on a record, the watcher writes a note, a small fil
 process does the part again runs the records with a note in a child process, and all others as before.
 
 The reading of the next record has the same limits, counted anew whenever the reader has read more bytes of its file: to
-pass over a large archive may take hours. It cannot be tried alone, so if several workers end at the same place of a
-file, after the same number of reads, the rest of the file is a gap. Signals from outside end workers at other places.
+pass over a large archive may take hours. It cannot be tried alone, so if the reader of a file ends several workers on
+one record, the rest of the file is a gap. A worker that another process ends is not counted: only fatal signals that a
+worker raises itself, such as by its limit of CPU time, leave a mark in the memory of the watcher.
 """
 
 import atexit
@@ -20,6 +21,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
@@ -34,8 +36,11 @@ from pipeline.engine.isolation import (
     lift_memory_limit,
     limit_cpu,
     limit_memory,
+    mark_faults,
+    unmark_faults,
 )
 from pipeline.engine.stage import Row, RowStep
+from pipeline.engine.watcher import KILLED, READING
 from schemas.logs import WORKER_LOGGER
 from schemas.paths import check_deletable
 from schemas.storage import Store
@@ -52,13 +57,8 @@ WRITE_NOTE = (
 retry finds the note."""
 MANY_NOTES = 2
 """Number of notes on a part from which all its records run in a child process: its attempts are limited."""
-READING = 1 << 62
-"""The bit that marks the number of a record that was being read. Below it are the number of earlier notes on it (6
-bits) and its place (56 bits): the number of the record, and a count of the reads of its file (20 bits), by which the
-watcher sees progress too."""
-READS_BITS, PLACE_BITS = 20, 56
 MAX_READINGS = 2
-"""Number of workers that end at one place, from which the rest of the file is not read."""
+"""Number of workers that a reader ends while it reads one record, from which the rest of the file is not read."""
 WAIT_SECONDS = 5.0
 """Longest time that a retry waits for the note that a watcher may be writing [s]; it takes .3 s on an idle machine."""
 
@@ -68,8 +68,23 @@ def note_folder(key: str) -> str:
     return f"{NOTES}/{key}"
 
 
-def noted_records(store: Store, key: str, retried: bool) -> tuple[set[int], Counter[int]]:
-    """Return the numbers of the records of a part that have a note, and the number of notes by place that was read.
+@dataclass(frozen=True)
+class Notes:
+    """The notes on the records of a part."""
+
+    records: frozenset[int]
+    """Numbers of the records on which workers ended."""
+    readings: Counter[int]
+    """Number of workers that ended by themselves while they read a record, by its number."""
+    killed: Counter[int]
+    """Number of workers that another process ended while they read a record, by its number."""
+
+    def __len__(self) -> int:
+        return len(self.records) + self.readings.total() + self.killed.total()
+
+
+def read_notes(store: Store, key: str, retried: bool) -> Notes:
+    """Return the notes on the records of a part.
 
     In a retry, wait for the first note.
     """
@@ -78,8 +93,12 @@ def noted_records(store: Store, key: str, retried: bool) -> tuple[set[int], Coun
     while True:
         noted = {int(name.partition(".")[0]) for name in folder.walk() if name.endswith(".json")}
         if noted or time.monotonic() >= deadline:
-            readings = Counter(number & (1 << PLACE_BITS) - 1 for number in noted if number & READING)
-            return {number for number in noted if not number & READING}, readings
+            readings = {number for number in noted if number & READING}
+            killed = {number for number in readings if number & KILLED}
+            by_record = (
+                Counter(number >> 20 & (1 << 36) - 1 for number in each) for each in (readings - killed, killed)
+            )
+            return Notes(frozenset(noted - readings), *by_record)
         time.sleep(WAIT_SECONDS / 10)
 
 
@@ -91,12 +110,7 @@ def delete_notes(store: Store) -> None:
 
 
 class StuckReaderError(Exception):
-    """The reader of a file has ended several workers at one place, such as by its limit of CPU time."""
-
-
-def record_at(place: int) -> int:
-    """Return the number of the record that is read at a place."""
-    return place >> READS_BITS
+    """The reader of a file has ended several workers while it read one record, by its limit of CPU time or a crash."""
 
 
 class RecordGuard:
@@ -119,12 +133,12 @@ class RecordGuard:
         """
         self._function, self._limits = function, limits
         self._sandbox = Sandbox(function, limits)
-        self._noted, self._readings = noted_records(*place, retried)
-        self._all = len(self._noted) >= MANY_NOTES or (retried and not self._noted and not self._readings)
+        self._notes = read_notes(*place, retried)
+        self._all = len(self._notes.records) >= MANY_NOTES or (retried and not len(self._notes))
         self._place = place
         self._watch = _watch_of_this_process(limits)
         self._watch.begin_part(*place)
-        for number in sorted(self._noted | {*map(record_at, self._readings)}):
+        for number in sorted({*self._notes.records, *self._notes.readings, *self._notes.killed}):
             WORKER_LOGGER.warning(f"record {number}: an earlier process has ended on it", extra={"record": number})
         self._number = self._num_read = 0
         limit_memory(limits.memory_bytes)
@@ -135,7 +149,7 @@ class RecordGuard:
         Raises Crashed if the record ends its processes; see `Sandbox`.
         """
         self._number += 1
-        if self._all or self._number in self._noted:
+        if self._all or self._number in self._notes.records:
             return self._alone(row)
         self._watch.begin_record(self._number)
         limit_cpu(self._limits.cpu_seconds)
@@ -168,15 +182,16 @@ class RecordGuard:
         """Yield what a reader yields, with the limits of a record on each step of it.
 
         `stream` calls its `on_read` when bytes of the file were read. Raises StuckReaderError if the reader has ended
-        MAX_READINGS workers at one place in the next record.
+        MAX_READINGS workers on the next record.
         """
         source, end = iter(rows), object()
         while True:
             self._num_read += 1
-            ended = [number for place, number in self._readings.items() if record_at(place) == self._num_read]
-            if max(ended, default=0) >= MAX_READINGS:
-                raise StuckReaderError(f"expected a record, got {max(ended)} workers that ended while they read it")
-            mark = READING | (sum(ended) & 63) << PLACE_BITS | self._num_read << READS_BITS
+            ended = self._notes.readings[self._num_read]
+            if ended >= MAX_READINGS:
+                raise StuckReaderError(f"expected a record, got {ended} workers that ended while they read it")
+            earlier = ended + self._notes.killed[self._num_read]
+            mark = READING | (earlier & 31) << 56 | self._num_read << 20
             stream.on_read = partial(self._has_read, mark, itertools.count())
             stream.on_read()
             try:
@@ -190,13 +205,14 @@ class RecordGuard:
             yield item
 
     def _has_read(self, mark: int, reads: Iterator[int]) -> None:
-        self._watch.begin_record(mark | next(reads) & (1 << READS_BITS) - 1)
+        self._watch.begin_record(mark | next(reads) & (1 << 20) - 1)
         limit_cpu(self._limits.cpu_seconds)
 
     @property
     def ends(self) -> Counter[str]:
         """How often a process ended on a record of the part: workers by their notes, and child processes by cause."""
-        return self._sandbox.ends + Counter(worker=len(self._noted), reader=self._readings.total())
+        read = self._notes.readings + self._notes.killed
+        return self._sandbox.ends + Counter(worker=len(self._notes.records), reader=read.total())
 
     def close(self) -> None:
         """End the child process, and lift the limit of memory."""
@@ -218,9 +234,11 @@ class _Watch:
             file.write(bytes(mmap.PAGESIZE))
             file.flush()
             self._record = memoryview(mmap.mmap(file.fileno(), mmap.PAGESIZE)).cast("Q")
-            call = f"from {watcher.__name__} import main; main({self.owner}, {file.fileno()}, {limits.seconds!r})"
+            self._fault = mark_faults()
+            shared = file.fileno(), self._fault
+            call = f"from {watcher.__name__} import main; main({self.owner}, {shared}, {limits.seconds!r})"
             self._process: subprocess.Popen[bytes] = subprocess.Popen(
-                _python(call), stdin=subprocess.PIPE, pass_fds=[file.fileno()]
+                _python(call), stdin=subprocess.PIPE, pass_fds=shared
             )
 
     def begin_part(self, store: Store, key: str) -> None:
@@ -243,7 +261,9 @@ class _Watch:
         if self._process.stdin is not None:
             self._process.stdin.close()
         if self.owner == os.getpid():
+            unmark_faults()
             self._process.wait()
+        os.close(self._fault)
 
 
 _WATCH: dict[str, Any] = {}

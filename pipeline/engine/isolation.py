@@ -4,11 +4,13 @@ The limit of CPU time is one that the operating system enforces, so it holds in 
 machine. A record is not blamed for a process that another one ends.
 """
 
+import faulthandler
 import multiprocessing
 import os
 import resource
 import signal
 import sys
+import tempfile
 import time
 from collections import Counter
 from dataclasses import dataclass
@@ -93,6 +95,24 @@ def lift_memory_limit() -> None:
     if sys.platform == "linux":
         hard = resource.getrlimit(resource.RLIMIT_DATA)[1]
         resource.setrlimit(resource.RLIMIT_DATA, (hard, hard))
+
+
+def mark_faults() -> int:
+    """Return the open file in which something is written when this process ends by a signal that it has raised itself.
+
+    These are faults of native code, such as SIGSEGV and SIGABRT, and SIGXCPU of `limit_cpu`.
+    """
+    file, path = tempfile.mkstemp()
+    os.unlink(path)
+    faulthandler.enable(file=file, all_threads=False)
+    faulthandler.register(signal.SIGXCPU, file=file, all_threads=False, chain=True)
+    return file
+
+
+def unmark_faults() -> None:
+    """Undo `mark_faults`."""
+    faulthandler.unregister(signal.SIGXCPU)
+    faulthandler.disable()
 
 
 class Crashed(Exception):
@@ -185,6 +205,7 @@ class Sandbox:
 
 def _serve(pipe: Connection, parents: Connection, function: RowStep, limits: RecordLimits) -> None:
     parents.close()  # or else this process would not see that its parent has ended
+    unmark_faults()
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
     while True:

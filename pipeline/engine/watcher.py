@@ -1,9 +1,10 @@
 """A program beside each worker, which writes down on which record the worker ended.
 
-It imports little, so that it is small: another program writes the note. Its arguments are
-the process id of the worker, an open file, and the maximum wall-clock time of a record [s]. The file holds the number
-of the record that is being processed; 0: none. Each line of standard input is the program that writes a note on the
-current part, as a JSON array of arguments to which the number of the record is added.
+It imports little, so that it is small: another program writes the note. Its arguments are the process id of the worker,
+two open files, and the maximum wall-clock time of a record [s]. The first file holds the number of the record that is
+being processed; 0: none. The second one is empty unless the worker has ended by a signal that it raised itself. Each
+line of standard input is the program that writes a note on the current part, as a JSON array of arguments to which the
+number of the record is added.
 """
 
 import json
@@ -18,8 +19,15 @@ POLL_SECONDS = 30.0
 """Time between looks at a worker that sends nothing [s]."""
 
 
-def main(worker: int, shared: int, max_seconds: float) -> None:
+READING, KILLED = 1 << 62, 1 << 61
+"""The bit that marks the number of a record that was being read, and the bit beside it that the watcher sets if another
+process has ended the worker. Below them are the number of earlier notes on the record (5 bits), the number of the
+record (36 bits), and a count of the reads of its file (20 bits), by which the watcher sees progress."""
+
+
+def main(worker: int, files: tuple[int, int], max_seconds: float) -> None:
     """Watch a worker until it has ended."""
+    shared, fault = files
     data, command = b"", []
     earlier, since = 0, time.monotonic()
     while True:
@@ -38,6 +46,8 @@ def main(worker: int, shared: int, max_seconds: float) -> None:
             os.kill(worker, signal.SIGKILL)
             return
     number = current_record(shared)
+    if number & READING and not os.fstat(fault).st_size:
+        number |= KILLED
     if number and command:
         os.execv(command[0], [*command, str(number)])
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
+from schemas.arrow_files import ArrowFile
 from schemas.storage import CheckedPath, Store
 
 KEPT_VERDICT = "kept"
@@ -36,7 +37,7 @@ def counts_of_shard(task: tuple[Store, CheckedPath]) -> Iterator[pa.RecordBatch]
     """Yield the columns `doc` and `tokens` of one shard. `task` is (dataset folder, path of the document index)."""
     folder, path = task
     with folder.open_input(path) as stream:
-        reader = pa.ipc.open_file(stream)
+        reader = ArrowFile(stream, f"{folder.uri}/{path}")
         indices = [reader.schema.get_field_index(name) for name in ("doc_id", "num_tokens")]
         for number in range(reader.num_record_batches):
             doc, tokens = (reader.get_batch(number).column(index) for index in indices)

@@ -26,6 +26,7 @@ from pipeline.membership.tree import (
     prefix_of,
 )
 from pipeline.tokens.shards import IpcWriter
+from schemas.arrow_files import validated
 from schemas.errors import ContractError, reading
 from schemas.ids import canonical_json
 from schemas.manifest import Counts, Manifest, TableVersion
@@ -168,7 +169,7 @@ class LeafFile:
         """Return the rows with the ids that begin with the bits of `prefix`, and the stored top of their part."""
         with _reading_index(self.where):
             own = self.reader.get_batch_with_custom_metadata(prefix - self.bits.batches_of(self.number).start)
-            return own.batch, Subtree.from_json(json.loads(own.custom_metadata[TOP]))
+            return validated(own.batch), Subtree.from_json(json.loads(own.custom_metadata[TOP]))
 
     def places(self, prefix: int) -> list[Place]:
         """Return the rows with the ids that begin with the bits of `prefix`, sorted."""

@@ -17,6 +17,7 @@ from pipeline.report.facts import RunFacts
 from pipeline.report.judged import Floats, JudgedPart, PartChoice
 from pipeline.report.rights import RightsCounts
 from pipeline.report.signals import Histogram, PairedSpread, Spread, make_paired_spread, make_spread
+from schemas.arrow_files import ArrowFile
 from schemas.ids import shuffle_key
 from schemas.tokens import HELDOUT, docs_key
 
@@ -269,7 +270,7 @@ def _token_counts(facts: RunFacts) -> Iterator[tuple[str, Floats]]:
     left = MAX_INDEX_ROWS
     for key in sorted(shards, key=lambda name: shuffle_key(0, name.encode())):
         with folder.open_input(manifest.paths[key]) as stream:
-            reader = pa.ipc.open_file(stream)
+            reader = ArrowFile(stream, f"{folder.uri}/{manifest.paths[key]}")
             for number in range(reader.num_record_batches):
                 values = reader.get_batch(number).column("num_tokens").to_numpy()[:left]
                 left -= len(values)

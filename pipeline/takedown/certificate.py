@@ -21,13 +21,14 @@ from pydantic import ValidationError
 from pipeline.engine.parquet import open_parquet, write_group
 from pipeline.membership.index import canonical_metadata
 from pipeline.takedown.check_result import NO_DOCUMENT, CheckResult, judge_shared_spans
-from pipeline.takedown.commit import DERIVED_FILES, unreferenced_files
+from pipeline.takedown.commit import DERIVED_FILES, TRAINING_LOGS, documents_in_log, unreferenced_files
 from pipeline.takedown.derived import check_descendants
 from pipeline.takedown.exports import check_exports
 from pipeline.takedown.membership import check_membership
 from pipeline.takedown.papers import check_papers
 from pipeline.takedown.shards import BLANK, KEPT, exact_copy
 from pipeline.takedown.tables import TEXTS, SpanFinder, columns_with_ids, documents_named, plain_schema
+from schemas.arrow_files import ArrowFile
 from schemas.errors import ContractError
 from schemas.manifest import RUN_NAME, Manifest, TableVersion, open_table, read_run
 from schemas.older_tables import read_batches
@@ -100,7 +101,7 @@ def canonical_digest(name: str, table: TableVersion, key: str) -> str:
         return sink.sha256
     schema = _schema_of(key, table.manifest.content.figures["tokenizer"])
     with table.folder.open_unchecked(path) as file:
-        reader = pa.ipc.open_file(file)
+        reader = ArrowFile(file)
         writer_of = pa.ipc.new_file(pa.PythonFile(sink, mode="w"), schema)
         for number in range(reader.num_record_batches):
             batch = reader.get_batch(number)
@@ -133,6 +134,7 @@ def _exact(array: pa.Array) -> pa.Array:
 
 TEXT_COLUMNS = ("title", "url", *TEXTS)
 """Columns that are scanned for the texts of removed documents, in tables that have the ids of documents."""
+DOC_ID = re.compile("[0-9a-f]{32}")
 VERSIONS = re.compile(rb'<meta name="table-versions" content="([^"]*)">')
 """The versions of the tables that a report was made from, as it names them."""
 
@@ -180,6 +182,7 @@ def check_certificate(run: Store, certificate: Certificate) -> CheckResult:
                 "not checked. Remove that run."
             )
     _check_report(run, certificate, checked)
+    _check_logs(run, certificate, checked)
     checked.problems += check_papers(run, certificate)
     checked.notes += check_exports(run, certificate)
     judge_shared_spans(certificate, checked)
@@ -196,6 +199,17 @@ def _check_report(run: Store, certificate: Certificate, checked: CheckResult) ->
                 f"{report}: expected no report of tables with removed documents, got one of {', '.join(old)}. Write it "
                 "again with `penstock report`."
             )
+
+
+def _check_logs(run: Store, certificate: Certificate, checked: CheckResult) -> None:
+    """Check that no log of training names a removed document."""
+    removed = {traces.document for traces in certificate.documents}
+    for name in TRAINING_LOGS:
+        for own in {*documents_in_log(run.read_bytes(name))} if run.exists(name) else ():
+            if own is None:
+                checked.notes.append(f"{name} has an incomplete line, which was not checked")
+            elif DOC_ID.fullmatch(own) and salted_digest(certificate.salt, "document", bytes.fromhex(own)) in removed:
+                checked.problems.append(f"{name}: expected no removed document, got {own}. Delete the lines with it.")
 
 
 def _tables_present(run: Store, certificate: Certificate, checked: CheckResult) -> dict[str, TableVersion]:
@@ -396,7 +410,7 @@ def _check_shards(table: TableVersion, certificate: Certificate, checked: CheckR
         for shard in shards:
             where = f"tokens/{stream}/{shard.number}"
             with folder.open_unchecked(shard.path) as file, folder.open_unchecked(shard.docs_path) as docs:
-                index = pa.ipc.open_file(docs).read_all()
+                index = ArrowFile(docs).read_all()
                 rows = _IndexRows(index, removed, certificate.salt)
                 if left := rows.columns_left():
                     checked.problems.append(
@@ -408,7 +422,7 @@ def _check_shards(table: TableVersion, certificate: Certificate, checked: CheckR
                         f"{where}: expected no removed document in its index, got {rows.removed}. Run `penstock "
                         "takedown` again."
                     )
-                reader, first = pa.ipc.open_file(file), 0
+                reader, first = ArrowFile(file), 0
                 for number in range(reader.num_record_batches):
                     batch = reader.get_batch(number)
                     tokens = batch.column("tokens").flatten().to_numpy(zero_copy_only=True)
@@ -422,7 +436,7 @@ def _check_shards(table: TableVersion, certificate: Certificate, checked: CheckR
                 checked.tokens += first
     for path in (*table.manifest.paths_of("by_url/"), *table.manifest.paths_of("by_id/")):
         with folder.open_unchecked(path) as file:
-            ids = pa.ipc.open_file(file).read_all().column("doc_id").to_pylist()
+            ids = ArrowFile(file).read_all().column("doc_id").to_pylist()
         if number := sum(salted_digest(certificate.salt, "document", own) in removed for own in ids):
             checked.problems.append(
                 f"tokens/{path}: expected no removed document, got {number}. Run `penstock takedown` again."

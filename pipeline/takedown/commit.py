@@ -280,15 +280,27 @@ def _tokenizer(run: Store) -> TrainedTokenizer | None:
 
 
 def _clean_logs(run: Store, documents: set[str]) -> None:
-    """Blank removed documents in the logs of training; incomplete lines of a killed run are not changed."""
+    """Blank removed documents in the logs of training, and delete incomplete lines, which killed processes leave."""
     for name in TRAINING_LOGS:
         text = run.read_bytes(name) if run.exists(name) else b""
-        if (now := b"\n".join(_cleaned(line, documents) for line in text.split(b"\n"))) != text:
+        lines = (_cleaned(line, documents) for line in text.split(b"\n"))
+        if (now := b"\n".join(line for line in lines if line is not None)) != text:
             run.write_atomic(name, now)
 
 
-def _cleaned(line: bytes, documents: set[str]) -> bytes:
-    """Return a log line in which the given documents are blanked."""
+def documents_in_log(text: bytes) -> Iterator[str | None]:
+    """Yield the id of each document that a log of training names, and None for an incomplete line."""
+    for line in filter(None, text.split(b"\n")):
+        try:
+            event = json.loads(line)
+            ids = [entry.get("doc_id") for entry in (event, *event.get("documents", ()))]
+            yield from (str(own) for own in (*ids, *event.get("quarantined", ())) if own)
+        except (ValueError, AttributeError, TypeError, RecursionError):
+            yield None
+
+
+def _cleaned(line: bytes, documents: set[str]) -> bytes | None:
+    """Return a log line in which the given documents are blanked; None if the line is incomplete."""
     # A line describes a document, lists the documents of a loss spike, or lists the ids that a rewind quarantined.
     try:
         event = json.loads(line)
@@ -297,7 +309,7 @@ def _cleaned(line: bytes, documents: set[str]) -> bytes:
         if not entries and documents.isdisjoint(ids):
             return line
     except (ValueError, AttributeError, TypeError, RecursionError):
-        return line
+        return None if line else line  # no reader uses it, and it may have the address of a removed document
     for entry in entries:
         entry |= {name: "" for name in DESCRIPTIVE_FIELDS if name in entry} | {"doc_id": REMOVED_ID.hex()}
     if ids:

@@ -14,6 +14,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from pipeline.takedown.derived import Descendants, find_descendants
+from schemas.arrow_files import ArrowFile
 from schemas.errors import ConfigError, ContractError
 from schemas.ids import DOC_ID_BYTES
 from schemas.manifest import MANIFEST_NAME, TableVersion, current_tables, open_table, read_run
@@ -313,7 +314,8 @@ def _located(run: Store) -> Iterator[pa.RecordBatch | pa.Table]:
         dataset = open_dataset(run)
         for path in dataset.by_url:
             with dataset.folder.open_input(path) as stream:
-                yield pa.ipc.open_file(stream).read_all().select(["doc_id", "url", "domain"])
+                rows = ArrowFile(stream, f"{dataset.folder.uri}/{path}").read_all()
+                yield rows.select(["doc_id", "url", "domain"])
 
 
 def batches_of(run: Store, table: str, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
@@ -364,4 +366,5 @@ def _clustered(run: Store) -> Iterator[pa.RecordBatch | pa.Table]:
         dataset = open_dataset(run)
         for shard in (shard for shards in dataset.streams.values() for shard in shards):
             with dataset.folder.open_input(shard.docs_path) as stream:
-                yield pa.ipc.open_file(stream).read_all().select(["doc_id", "cluster"])
+                rows = ArrowFile(stream, f"{dataset.folder.uri}/{shard.docs_path}").read_all()
+                yield rows.select(["doc_id", "cluster"])

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from pipeline.engine.parquet import WrittenFile
 from pipeline.tokens.shards import IpcWriter
+from schemas.arrow_files import ArrowFile
 from schemas.storage import CheckedPath, Store
 from schemas.takedown import REMOVED_ID
 from schemas.tokens import BATCH_DOCUMENTS, BY_URL, SHARD_DOCS, Dataset, Shard, docs_key, shard_key, shard_schema
@@ -47,7 +48,8 @@ def find_removed_rows(dataset: Dataset, documents: frozenset[bytes]) -> list[Rem
     for shards in dataset.streams.values():
         for shard in shards:
             with dataset.folder.open_input(shard.docs_path) as file:
-                index = pa.ipc.open_file(file).read_all().select(["doc_id", "token_offset", "num_tokens"])
+                rows_of = ArrowFile(file, f"{dataset.folder.uri}/{shard.docs_path}").read_all()
+                index = rows_of.select(["doc_id", "token_offset", "num_tokens"])
                 is_listed = pc.is_in(index.column("doc_id"), ids).combine_chunks().to_numpy(zero_copy_only=False)
                 rows = np.flatnonzero(is_listed).astype(np.int64)
                 if not len(rows):
@@ -70,7 +72,7 @@ def exact_copy(array: pa.Array) -> pa.Array:
 def token_batches(folder: Store, path: CheckedPath) -> Iterator[tuple[pa.Array, Tokens, Rows]]:
     """Yield (ids, concatenated tokens, numbers of tokens) of the documents in each record batch of a shard."""
     with folder.open_input(path) as file:
-        reader = pa.ipc.open_file(file)
+        reader = ArrowFile(file, f"{folder.uri}/{path}")
         for number in range(reader.num_record_batches):
             batch = reader.get_batch(number)
             column = batch.column("tokens")
@@ -196,7 +198,7 @@ def _write_table(new: Store, key: str, schema: pa.Schema, table: pa.Table) -> Wr
 
 def _batches(folder: Store, path: CheckedPath) -> Sequence[pa.RecordBatch]:
     file = folder.open_input(path)
-    reader = pa.ipc.open_file(file)
+    reader = ArrowFile(file, f"{folder.uri}/{path}")
     return [reader.get_batch(number) for number in range(reader.num_record_batches)]
 
 

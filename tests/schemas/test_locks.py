@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -363,3 +364,15 @@ def test_a_process_id_of_any_size_is_that_of_no_process(tmp_path: Path) -> None:
     line = {"what": "penstock run", "pid": 10**20, "host": socket.gethostname(), "since": "now"}
     (tmp_path / TABLES_LOCK).write_text(json.dumps(line))
     assert "process 100000000000000000000" in describe_holders(tmp_path / TABLES_LOCK)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can act as another user")
+def test_a_lock_of_another_user_is_held_too(holders: Holders) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        os.chmod(folder, 0o777)
+        holders.hold("writing_tables", Path(folder))
+        os.chmod(f"{folder}/{TABLES_LOCK}", 0o644)
+        call = "import os; from schemas.locks import *; os.setgid(65534); os.setuid(65534); "
+        call += f"lock_tables(Store({folder!r}), 'b').__enter__()"
+        done = subprocess.run([sys.executable, "-c", call], capture_output=True, text=True, check=False)
+    assert "expected a free lock for `b`, got one held by `penstock writing_tables`" in done.stderr

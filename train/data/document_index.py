@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from schemas.arrow_files import ArrowFile
 from schemas.blocks import numbers_of
 from schemas.errors import ContractError
 from schemas.ids import shuffle_key
@@ -42,7 +43,7 @@ class IndexFile:
     def __init__(self, folder: Store, path: CheckedPath):
         self._where, self._batches = f"{folder.uri}/{path}", dict[int, pa.RecordBatch]()
         try:
-            self._reader = pa.ipc.open_file(folder.open_input(path))
+            self._reader = ArrowFile(folder.open_input(path))
         except (OSError, pa.ArrowInvalid) as error:
             raise self._unreadable(error) from error
 
@@ -310,7 +311,7 @@ def read_table(folder: Store, path: str, columns: tuple[str, ...] | None = None)
     """
     try:
         file = folder.open_input(path) if isinstance(path, CheckedPath) else folder.open_unchecked(path)
-        table = pa.ipc.open_file(file).read_all()
+        table = ArrowFile(file).read_all()
         return table if columns is None else table.select(columns)
     except (OSError, pa.ArrowInvalid, KeyError) as error:
         raise ContractError(

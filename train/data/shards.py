@@ -11,6 +11,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from schemas.arrow_files import ArrowFile
 from schemas.blocks import BlockFile, numbers_of
 from schemas.errors import ContractError
 from schemas.storage import Store
@@ -41,7 +42,7 @@ class OpenShard:
                 file = BlockFile(content, shard.blocks, self._where, folder.repair_fix, compared)
                 self._batch, unchecked, number = file.batch, file.unchecked_batch, file.num_batches
             else:
-                reader = pa.ipc.open_file(folder.open_input(shard.path))
+                reader = ArrowFile(folder.open_input(shard.path))
                 self._batch, unchecked, number = reader.get_batch, reader.get_batch, reader.num_record_batches
             columns = [unchecked(i).column("tokens").values for i in range(number)]
         except (OSError, pa.ArrowInvalid, KeyError) as error:

@@ -21,7 +21,9 @@ from torch import Tensor
 from schemas.errors import ConfigError, ContractError, PenstockError
 from schemas.exports import MODEL, write_receipt
 from schemas.logs import LOGGER, print_error, printable_output
+from schemas.manifest import read_run
 from schemas.storage import Store
+from schemas.takedown import check_no_pending_takedown
 from schemas.tokens import TokenizerContract
 from schemas.versions import DATASET
 from train.checkpoint.folder import CheckpointMetadata, shape_of
@@ -257,12 +259,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     arguments = parser.parse_args(argv)
     card = None if arguments.card is None else Path(arguments.card).read_bytes()
+    run = Store(arguments.run)
     try:
-        note = export_checkpoint(Store(arguments.run), Path(arguments.out), arguments.step, card, arguments.weights)
+        before = read_run(run).tables
+        note = export_checkpoint(run, Path(arguments.out), arguments.step, card, arguments.weights)
+        _leave_receipt(arguments, note)
+        # A takedown that begins now reads the receipt.
+        check_no_pending_takedown(run)
+        if read_run(run).tables != before:
+            raise ContractError(
+                f"{arguments.out}: expected unchanged tables of {run.uri} during the export, got others. Delete this "
+                "folder, and export the model again."
+            )
     except PenstockError as error:
         print_error(error)
         return 2
-    _leave_receipt(arguments, note)
     print(f"{arguments.out}: the model of {note.name} and its tokenizer")
     return 0
 

@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from schemas.arrow_files import ArrowFile
 from schemas.entries import to_mapping, value_type
 from schemas.errors import ContractError
 from schemas.long_work import LongWork
@@ -323,14 +324,7 @@ def _in_shards(dataset: Dataset, member: Member, text: str) -> Iterator[bytes]:
     texts, shards = Texts(dataset), _shards_of(dataset, member)
     with LongWork("scan", sum(shard.num_tokens for shard in shards), "tokens") as work:
         for shard in shards:
-            try:
-                reader = pa.ipc.open_file(dataset.folder.open_input(shard.path))
-            except (OSError, pa.ArrowInvalid) as error:
-                where = f"{dataset.folder.uri}/{shard.path}"
-                raise ContractError(
-                    f"{where}: expected a readable Arrow file of tokens, got an error: {error}. "
-                    "Restore the file from a backup."
-                ) from error
+            reader = ArrowFile(dataset.folder.open_input(shard.path), f"{dataset.folder.uri}/{shard.path}")
             for number in range(reader.num_record_batches):
                 batch = reader.get_batch(number)
                 for doc_id, tokens in zip(batch.column("doc_id"), batch.column("tokens"), strict=True):

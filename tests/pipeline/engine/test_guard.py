@@ -9,13 +9,14 @@ import subprocess
 import sys
 import time
 import unicodedata
+from collections import Counter
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
 
 from pipeline.engine import guard as guards
-from pipeline.engine.guard import MANY_NOTES, RecordGuard, delete_notes, note_folder, noted_records
+from pipeline.engine.guard import MANY_NOTES, RecordGuard, delete_notes, note_folder, read_notes
 from pipeline.engine.isolation import Crashed, RecordLimits, counted_seconds, lift_cpu_limit, limit_cpu
 from schemas.logs import WorkerLog, logging_as
 from schemas.storage import Store
@@ -58,7 +59,7 @@ def worker(folder, things, limits=QUICK, then=""):
 def notes(folder, wait=30):
     """The records of the part that have a note, when a watcher has written one."""
     deadline = time.monotonic() + wait
-    while not (found := noted_records(Store(str(folder)), KEY, False)[0]) and time.monotonic() < deadline:
+    while not (found := read_notes(Store(str(folder)), KEY, False).records) and time.monotonic() < deadline:
         time.sleep(0.05)
     return found
 
@@ -192,6 +193,8 @@ def read(folder, kind, retried=False, limits=QUICK):
         for number in range(4):
             if number == 2 and kind == "stuck":
                 unicodedata.normalize("NFC", "a" + "\u0301" * 300_000 + "\u0327" * 300_000)
+            if number == 2 and isinstance(kind, int):
+                os.kill(os.getpid(), kind)
             if number == 2 and kind == "skips":
                 for step in range(6):
                     Path(folder, f"{os.getpid()}-{step}").touch()
@@ -235,7 +238,7 @@ def test_a_reader_that_computes_for_ever_ends_two_workers(tmp_path):
         words = [sys.executable, "-c", f"{call}retried={ended > 0})"]
         assert subprocess.run(words, cwd=ROOT, check=False).returncode == -signal.SIGXCPU
         deadline = time.monotonic() + 60
-        while (noted := noted_records(Store(str(tmp_path)), KEY, False)[1]) != {3 << guards.READS_BITS: ended + 1}:
+        while (noted := read_notes(Store(str(tmp_path)), KEY, False).readings) != {3: ended + 1}:
             assert time.monotonic() < deadline, noted
             time.sleep(0.05)
     with pytest.raises(guards.StuckReaderError, match="2 workers"):
@@ -244,20 +247,33 @@ def test_a_reader_that_computes_for_ever_ends_two_workers(tmp_path):
     assert read(tmp_path, "quick") == [0, 1, 2, 3]
 
 
-def test_signals_from_outside_during_a_long_read_cost_no_record(tmp_path):
-    """The reader passes over much of its file and is ended at a different place each time; then it is left alone."""
+def test_signals_from_outside_during_a_read_cost_no_record(tmp_path):
+    """A worker that another process ends, at whatever place of the file, is not counted."""
     call = f"from {__name__} import *; read({str(tmp_path)!r}, 'skips', "
-    for ended, step in enumerate((0, 1, 3)):
+    for ended, sent in enumerate((signal.SIGKILL, signal.SIGTERM, signal.SIGKILL, signal.SIGKILL)):
         words = [sys.executable, "-c", f"{call}retried={ended > 0}, limits=RecordLimits(cpu_seconds=9))"]
         with subprocess.Popen(words, cwd=ROOT) as process:
-            while not (tmp_path / f"{process.pid}-{step}").exists():
+            while not (tmp_path / f"{process.pid}-0").exists():
                 assert process.poll() is None
                 time.sleep(0.01)
-            process.kill()
+            process.send_signal(sent)
         deadline = time.monotonic() + 60
-        while (noted := noted_records(Store(str(tmp_path)), KEY, False)[1]).total() != ended + 1:
+        while len(noted := read_notes(Store(str(tmp_path)), KEY, False)) != ended + 1:
             assert time.monotonic() < deadline, noted
             time.sleep(0.05)
-        assert {*map(guards.record_at, noted)} == {3}
-    assert len(noted) > 1
+        assert (noted.readings, noted.killed) == (Counter(), {3: ended + 1})
     assert read(tmp_path, "skips", retried=True) == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("end", [signal.SIGSEGV, signal.SIGABRT])
+def test_a_reader_that_crashes_ends_two_workers(tmp_path, end):
+    call = f"from {__name__} import *; read({str(tmp_path)!r}, {int(end)}, "
+    for ended in range(guards.MAX_READINGS):
+        words = [sys.executable, "-c", f"{call}retried={ended > 0})"]
+        assert subprocess.run(words, cwd=ROOT, check=False).returncode == -end
+        deadline = time.monotonic() + 60
+        while (noted := read_notes(Store(str(tmp_path)), KEY, False).readings) != {3: ended + 1}:
+            assert time.monotonic() < deadline, noted
+            time.sleep(0.05)
+    with pytest.raises(guards.StuckReaderError, match="2 workers"):
+        read(tmp_path, "quick", retried=True)
