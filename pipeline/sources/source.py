@@ -232,7 +232,7 @@ def _with_mark(rows: Iterator[tuple[Row, Drop | None]]) -> Iterator[tuple[Row, D
 
 SOURCE = Source(
     name="source",
-    version=10,
+    version=11,
     config=SourceConfig,
     adds=COLUMNS,
     reasons=REASONS,

@@ -135,8 +135,14 @@ def index_rows(query: IndexQuery, uri: str) -> Iterator[pa.RecordBatch]:
         for batch in scanner.to_batches():
             place = pc.index_in(batch.column(ARCHIVE), value_set=names)
             number = pc.take(numbers, place)
-            first = pc.cast(batch.column(OFFSET), pa.int64())
-            end = pc.add(first, pc.cast(batch.column(LENGTH), pa.int64()))
+            try:
+                first, size = (pc.cast(batch.column(name), pa.int64()) for name in (OFFSET, LENGTH))
+            except pa.ArrowInvalid as error:
+                raise ContractError(
+                    f"{uri}: expected whole numbers in {OFFSET} and {LENGTH}, got others ({error}). Correct "
+                    "source.mirror."
+                ) from error
+            end = pc.add(first, size)
             # The remainder, as that of Python for a split, is computed here without a function of Arrow.
             part = pa.array([None if each is None else each % query.lists for each in number.to_pylist()], pa.int32())
             found = pa.RecordBatch.from_arrays([part, number, first, end], schema=LIST_SCHEMA)
@@ -147,6 +153,11 @@ def _write_list(place: tuple[Store, str], batches: Iterator[pa.RecordBatch], _re
     """Write one list: the ranges of some archives, sorted by archive and place, each once."""
     names = RANGES.names
     table = pa.Table.from_batches([batch.select(names).cast(RANGES) for batch in batches], RANGES)
+    if any(table.column(name).null_count for name in names):
+        raise ContractError(
+            "source.where: expected an index with offset and length of each record, got records without. Correct "
+            "source.mirror."
+        )
     table = table.group_by(names, use_threads=False).aggregate([]).select(names)
     table = table.sort_by([(name, "ascending") for name in names])
     archive, first, end = (table.column(name).to_numpy() for name in names)

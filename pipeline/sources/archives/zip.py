@@ -417,16 +417,29 @@ class TextArchive:
             key=lambda info: info.header_offset,
         )
         """The members in the order of their bytes."""
+        entries = [
+            _Entry(info.header_offset, "", 0, info.compress_size, info.compress_type, info.flag_bits, None)
+            for info in self.members
+        ]
+        places, end = _HeaderPlaces(stream, _Directory(entries, self._zip.start_dir, 0)), 0
+        self._overlaps: list[bool] = []
+        for entry, stored in map(places.cut, entries):
+            self._overlaps.append(entry.start < end or entry.stored < stored)
+            end = max(end, entry.start + _LOCAL.size + entry.stored)
+        self._numbers = {id(info): number for number, info in enumerate(self.members)}
 
     def unsafe_names(self) -> int:
         """Return the number of members whose names point outside of the archive."""
         return sum(is_unsafe_name(info.orig_filename) for info in self.members)
 
     def read(self, info: zipfile.ZipInfo, max_bytes: int) -> bytes | Drop:
-        """Return the content of a member, or a Drop if it is too large, encrypted or damaged."""
+        """Return the content of a member, or a Drop if it is too large, encrypted or damaged.
+
+        Members that share their bytes would be unpacked as often as they are listed, so all but one are damaged.
+        """
         if info.flag_bits & _ENCRYPTED:
             return Drop("encrypted_book")
-        if info.compress_type not in _METHODS:
+        if info.compress_type not in _METHODS or self._overlaps[self._numbers[id(info)]]:
             return Drop("bad_archive")
         if info.file_size > max_bytes:
             return Drop("record_too_large", float(info.file_size), float(max_bytes))

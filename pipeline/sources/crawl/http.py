@@ -15,6 +15,7 @@ from fastwarc.stream_io import ZstdReader
 
 from pipeline.engine.stage import Drop
 from pipeline.rights.preferences import Fields, rights_fields
+from pipeline.sources.compression import DECODED_A_BYTE
 from pipeline.sources.config import SourceConfig
 
 # Record headers of WARC (all versions) and ARC (v1, v2) are parsed leniently into a RecordHeader. Real archives contain
@@ -84,6 +85,8 @@ def parse_warc_header(block: bytes) -> RecordHeader | None:
     )
 
 
+BODY_FREE = 1 << 20
+"""Bytes that any body with a coding may decode to, beside DECODED_A_BYTE for each of its bytes."""
 MAX_CODINGS = 4
 LISTS = frozenset(("content-encoding", "transfer-encoding"))
 """Fields whose lines are one list. A line that is repeated counts once: such a body is coded once."""
@@ -195,10 +198,10 @@ class _TooLargeError(Exception):
     """The decoded body is larger than the limit."""
 
 
-def read_response(block: bytes, config: SourceConfig) -> HttpPage:
+def read_response(block: bytes, config: SourceConfig, is_repeated: bool = False) -> HttpPage:
     """Parse the block of a response record as HTTP; the result has a page, or the reason why there is none.
 
-    Invalid content never raises an error.
+    `is_repeated`: see `set_body`. Invalid content never raises an error.
     """
     page = HttpPage()
     if not block.startswith(b"HTTP/"):
@@ -223,7 +226,7 @@ def read_response(block: bytes, config: SourceConfig) -> HttpPage:
     else:
         codings = f"{fields.get('content-encoding', '')},{fields.get('transfer-encoding', '')}".lower().split(",")
         named = [name for coding in codings if (name := coding.partition(";")[0].strip(" \t\"'"))]
-        set_body(page, memoryview(block)[body_start:], named, config)
+        set_body(page, memoryview(block)[body_start:], named, config, is_repeated)
     return page
 
 
@@ -239,21 +242,26 @@ def _without_interim(block: bytes) -> bytes:
     return block[start:]
 
 
-def set_body(page: HttpPage, stored: memoryview, codings: list[str], config: SourceConfig) -> None:
+def set_body(
+    page: HttpPage, stored: memoryview, codings: list[str], config: SourceConfig, is_repeated: bool = False
+) -> None:
     """Decode a body, and set `body` or `drop` of the page.
 
-    `codings` are the content and transfer codings, in the order in which the server applied them.
+    `codings` are the content and transfer codings, in the order in which the server applied them. `is_repeated`: the
+    archive has too few bytes for bodies with codings; then a body may not grow. See `most_coded`.
     """
     limit = config.max_page_bytes
+    most = len(stored) if is_repeated else BODY_FREE + DECODED_A_BYTE * len(stored)
     try:
         if len(codings) > MAX_CODINGS:
             raise _EncodingError
         for coding in reversed(codings):
-            stored = memoryview(_decode(stored, coding, limit))
+            stored = memoryview(_decode(stored, coding, min(limit, most)))
     except _EncodingError:
         page.drop = Drop("bad_encoding")
     except _TooLargeError:
-        page.drop = Drop("page_too_large", None, float(limit))
+        is_page = limit <= most
+        page.drop = Drop("page_too_large" if is_page else "decoded_too_large", None, float(min(limit, most)))
     else:
         if len(stored) > limit:
             page.drop = Drop("page_too_large", float(len(stored)), float(limit))

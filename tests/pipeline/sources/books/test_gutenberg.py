@@ -3,6 +3,7 @@
 import gzip
 import io
 import json
+import struct
 import zipfile
 from collections.abc import Callable
 from datetime import UTC, datetime
@@ -304,3 +305,22 @@ def test_real_books(name: str, title: str, first: str, last: str, chars: int) ->
     assert len(text) == chars
     assert "Gutenberg" not in text
     assert refetch(split, row, config).changes == ()
+
+
+def test_long_white_space_in_a_header_takes_no_time() -> None:
+    """The pattern of the first line takes the fourth power of its length: this would take days."""
+    header = "The Project Gutenberg" + " " * 2_000 + "x\n" + "The Project Gutenberg" + "\n \t" * 200 + "EBook of Emma\n"
+    assert header_fields(header).get("Title") in (None, "x", "Emma")
+
+
+def test_members_that_share_their_bytes_are_read_once() -> None:
+    data = packed(a_txt=MODERN, b_txt=MODERN)
+    begin, end = data.index(b"PK\x01\x02"), data.index(b"PK\x05\x06")
+    first = data[begin : data.index(b"PK\x01\x02", begin + 4)]
+    listed = (
+        b"".join(first.replace(b"a.txt", b"%c.txt" % letter) for letter in b"acdefg") + data[begin + len(first) : end]
+    )
+    tail = bytearray(data[end:])
+    tail[8:12], tail[12:16] = struct.pack("<2H", 7, 7), struct.pack("<I", len(listed))
+    rows = read(data[:begin] + listed + bytes(tail), "b.zip")
+    assert sorted(drop.rule if drop else "kept" for _, drop in rows) == ["bad_archive"] * 5 + ["kept"] * 2
