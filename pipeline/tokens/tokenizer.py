@@ -10,10 +10,10 @@ import io
 import re
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -57,6 +57,10 @@ LOAD_SETTINGS = frozenset({"special", "allow_lossy"})
 """Settings that apply only to the model that `tokenizer.model` names."""
 
 
+MIN_COVERAGE = 0.98
+"""Smallest share of the characters that SentencePiece accepts as its coverage."""
+
+
 class TokenizerConfig(Section):
     """Settings of the tokenizer: a model to train or to load, and the separators before and after each document."""
 
@@ -72,7 +76,7 @@ class TokenizerConfig(Section):
     """Number of ids of the trained model, including the 106 reserved and unknown ids, 256 bytes and the newline."""
     sample_bytes: int = Field(64 << 20, ge=1, le=1 << 30)
     """Maximum amount of text that the model is trained on [bytes of UTF-8]."""
-    character_coverage: float = Field(0.9995, gt=0, le=1)
+    character_coverage: float = Field(0.9995, ge=MIN_COVERAGE, le=1)
     """Share of the sample's characters that get an id; the rest is encoded as bytes. Default: SentencePiece's own.
     Unless it is set, it is lowered if `vocab_size` does not hold that many characters."""
     split_digits: bool = True
@@ -123,8 +127,19 @@ MIN_CHARACTERS = 64
 """Minimum number of characters that `fitting_coverage` leaves in a vocabulary."""
 
 
-def fitting_coverage(texts: Iterable[str], config: TokenizerConfig, num_needed: int) -> tuple[float, int] | None:
-    """Return the largest share of the sample's characters for which `vocab_size` suffices, and how many lose their id.
+class FittingAlphabet(NamedTuple):
+    """The characters of a sample for which a vocabulary suffices."""
+
+    share: float
+    """Their share of the sample's characters."""
+    num_lost: int
+    """Number of characters that lose their id."""
+    rare: frozenset[str]
+    """All other characters of the sample."""
+
+
+def fitting_coverage(texts: Iterable[str], config: TokenizerConfig, num_needed: int) -> FittingAlphabet | None:
+    """Return the most frequent characters of a sample for which `vocab_size` suffices.
 
     `num_needed`: number of ids that all characters of `character_coverage` need, bytes and reserved ids included. None
     if even the most frequent characters do not fit.
@@ -136,14 +151,16 @@ def fitting_coverage(texts: Iterable[str], config: TokenizerConfig, num_needed: 
     num_kept = int((1 - MERGE_SHARE) * (config.vocab_size - (num_needed - num_required)))
     if not MIN_CHARACTERS <= num_kept < num_required:
         return None
-    return covered[num_kept - 1] / total, num_required - num_kept
+    rare = frozenset(character for character, _ in frequent[num_kept:])
+    return FittingAlphabet(covered[num_kept - 1] / total, num_required - num_kept, rare)
 
 
-def train_tokenizer(texts: Iterable[str], config: TokenizerConfig) -> bytes:
+def train_tokenizer(texts: Iterable[str], config: TokenizerConfig, without: Collection[str] = ()) -> bytes:
     """Train a SentencePiece model and return the bytes of its file; the same texts and settings give the same bytes.
 
-    Raises AlphabetTooLarge if the vocabulary does not hold the characters of the texts, and another ConfigError if it
-    is too large for them. Exceptions raised by `texts` are re-raised.
+    `without`: characters that are left out of the texts, so that they are encoded as bytes. Raises AlphabetTooLarge if
+    the vocabulary does not hold the characters of the texts, and another ConfigError if it is too large for them.
+    Exceptions raised by `texts` are re-raised.
     """
     import sentencepiece
 
@@ -151,11 +168,14 @@ def train_tokenizer(texts: Iterable[str], config: TokenizerConfig) -> bytes:
 
     def guarded_lines() -> Iterator[str]:
         try:
-            yield from training_lines(texts)
+            yield from (
+                (line.translate(left_out) for line in training_lines(texts)) if without else training_lines(texts)
+            )
         except Exception as error:
             errors.append(error)
             raise
 
+    left_out = str.maketrans(dict.fromkeys(without))
     model = io.BytesIO()
     options: dict[str, Any] = {
         "model_type": config.algorithm,

@@ -24,6 +24,7 @@ from pipeline.engine.spark import dataframe_from_tasks
 from pipeline.engine.stage import Relation
 from pipeline.engine.step import StepContext, TableResult
 from pipeline.tokens.tokenizer import (
+    MIN_COVERAGE,
     AlphabetTooLarge,
     Kind,
     TokenizerConfig,
@@ -117,11 +118,13 @@ def train_fitting(texts: Sequence[str], config: TokenizerConfig, built: TableRes
         if "character_coverage" in config.model_fields_set or fitting is None:
             raise
         built.figures |= {
-            "lowered_coverage": fitting[0],
-            "characters_as_bytes": fitting[1],
+            "lowered_coverage": fitting.share,
+            "characters_as_bytes": fitting.num_lost,
             "ids_needed": error.num_needed,
         }
-        return train_tokenizer(texts, config.model_copy(update={"character_coverage": fitting[0]}))
+        if fitting.share >= MIN_COVERAGE:
+            return train_tokenizer(texts, config.model_copy(update={"character_coverage": fitting.share}))
+        return train_tokenizer(texts, config.model_copy(update={"character_coverage": 1.0}), fitting.rare)
 
 
 class ModelWriter(FileWriter):

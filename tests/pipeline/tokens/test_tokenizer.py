@@ -33,7 +33,7 @@ from pipeline.tokens.tokenizer import (
     train_tokenizer,
     training_lines,
 )
-from pipeline.tokens.train_tokenizer import train_fitting
+from pipeline.tokens.train_tokenizer import MIN_COVERAGE, train_fitting
 from schemas.errors import ConfigError
 from schemas.tokens import ESCAPE, RESERVED, SPACE, escape, unescape
 
@@ -407,3 +407,17 @@ def test_wrong_settings_are_named(settings: dict, message: str) -> None:
 
 def test_every_probe_is_a_different_text() -> None:
     assert len(set(PROBE_TEXTS)) == len(PROBE_TEXTS)
+
+
+def test_a_text_of_many_rare_characters_ends_no_run() -> None:
+    """Their share is larger than SentencePiece may leave out by its coverage."""
+    many = "".join(map(chr, range(0x4E00, 0x5E00)))
+    texts, built = [*SAMPLE[:1], many], TableResult()
+    config = TokenizerConfig(vocab_size=600)
+    data = train_fitting(texts, config, built)
+    assert built.figures["lowered_coverage"] < MIN_COVERAGE
+    tokenizer = load_tokenizer(data, "sentencepiece", config)
+    assert tokenizer.contract.vocab_size == 600
+    for text in (*texts, *PROBE_TEXTS):
+        assert tokenizer.decode(tokenizer.encode(text)) == text
+    assert train_fitting(texts, config, TableResult()) == data
