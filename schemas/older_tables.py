@@ -40,12 +40,15 @@ def with_nulls(rows: Rows, missing: pa.Schema) -> Rows:
 def read_batches(
     file: pq.ParquetFile, table: str, columns: Sequence[str], rows_at_once: int
 ) -> Iterator[pa.RecordBatch]:
-    """Yield columns of a file of a table, in this order. Columns that an earlier version did not write are null."""
+    """Yield columns of a file of a table, in this order. Columns that an earlier version did not write are null.
+
+    Raises ContractError if a value is not valid, such as a text that is not UTF-8.
+    """
     columns = list(dict.fromkeys(columns))
     missing = missing_columns(file, table, columns)
     stored = [name for name in columns if name not in missing.names]
     for batch in file.iter_batches(batch_size=rows_at_once, columns=stored):
-        yield with_nulls(batch, missing).select(columns)
+        yield with_nulls(_validated(batch, table), missing).select(columns)
 
 
 def read_columns(file: pq.ParquetFile, table: str, columns: Sequence[str], group: int | None = None) -> pa.Table:
@@ -54,4 +57,15 @@ def read_columns(file: pq.ParquetFile, table: str, columns: Sequence[str], group
     missing = missing_columns(file, table, columns)
     stored = [name for name in columns if name not in missing.names]
     rows = file.read(stored) if group is None else file.read_row_group(group, columns=stored)
-    return with_nulls(rows, missing).select(columns)
+    return with_nulls(_validated(rows, table), missing).select(columns)
+
+
+def _validated(rows: Rows, table: str) -> Rows:
+    """Return rows of a table. pyarrow reads texts of Parquet files that are not UTF-8 without an error."""
+    try:
+        rows.validate(full=True)
+    except pa.ArrowInvalid as error:
+        raise ContractError(
+            f"{table}: expected valid values, got an error: {str(error).rstrip('.')}. Restore the table from a backup."
+        ) from error
+    return rows

@@ -7,6 +7,7 @@ not repeated here: `penstock whatif` predicts it.
 
 import json
 import math
+import sys
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -211,7 +212,7 @@ def parse_settings(limits: RunLimits, settings: Any) -> list[str]:
     for name, value in settings.items():
         if name not in known:
             raise ConfigError(f"settings: expected limits of this run, got {name[:80]!r}. Reload the page.")
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not abs(value) <= sys.float_info.max:
             raise ConfigError(f"{name}: expected a finite number, got {str(value)[:80]!r}. Correct the limit.")
         stage, check = known[name]
         number = int(value) if float(value).is_integer() else value

@@ -133,6 +133,10 @@ class Training:
 def read_training(run: Store) -> Training:
     """Read the train folder of a run. Raises ContractError if a file does not have the expected fields."""
     outcome = run.read_json(OUTCOME_NAME) if run.exists(OUTCOME_NAME) else None
+    if not isinstance(outcome, dict | None):
+        raise ContractError(
+            f"{run.uri}/{OUTCOME_NAME}: expected an object, got a {type(outcome).__name__}. Restore it from a backup."
+        )
     return Training(read_plan(run), _read_metrics(run), _read_events(run), outcome, _read_checkpoints(run))
 
 

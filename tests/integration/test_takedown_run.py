@@ -17,6 +17,7 @@ from pipeline.report.facts import collect_facts
 from pipeline.report.funnel import checks
 from pipeline.report.page import write_report
 from pipeline.run import Run, commit
+from pipeline.takedown.certificate import check_certificate
 from schemas.errors import ContractError
 from schemas.manifest import current_tables, open_table, read_run
 from schemas.storage import Store
@@ -92,6 +93,9 @@ def test_a_rerun_completes_if_near_copies_of_a_removed_document_are_left(run: St
     assert take_down(folder, doc=sorted(leader.hex() for leader in leaders)) == 0
     run_at(2, [*SETTINGS, "quality.min_words=60"], folder)
     assert {*read_run(Store(str(folder))).tables} == {*read_run(run).tables}
+    (certificate,) = certificates(folder)
+    checked = check_certificate(Store(str(folder)), certificate)
+    assert (checked.problems, len([note for note in checked.notes if "has other settings" in note]) > 1) == ([], True)
     figures = open_table(Store(str(folder)), "audit")[1].content.figures
     assert figures["not_compared"]["without_text"] > 0
     assert figures["precision"]["joined"]["not_compared"] > 0

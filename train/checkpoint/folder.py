@@ -314,7 +314,7 @@ def remove_incomplete(run: Store) -> list[str]:
     ContractError if a symbolic link leads out of the run.
     """
     check_own_folders(run, "train")
-    for partial in Path(run.path("train")).glob("*.partial") if run.is_local else ():
+    for partial in filter(Path.is_file, Path(run.path("train")).glob("*.partial")) if run.is_local else ():
         partial.unlink()
     if run.uri.startswith(SCHEME):
         requests = S3Requests(run.child(CHECKPOINTS))
@@ -399,7 +399,9 @@ def _folders(run: Store) -> list[str]:
 def _delete_folder(run: Store, name: str) -> None:
     """Delete a folder with all files in it. On an object store, a folder without files does not exist."""
     if run.is_local:
-        shutil.rmtree(Path(run.path(name)))
+        if (path := Path(run.path(name))).is_symlink() or not path.is_dir():
+            raise ContractError(f"{path}: expected the folder of a checkpoint, got a file or a link. Delete it.")
+        shutil.rmtree(path)
         return
     folder = run.child(name)
     delete_files(folder, [*folder.walk()])

@@ -117,6 +117,7 @@ def test_an_estimate_has_its_error(tried: limits.RunLimits) -> None:
         ({"quality.min_wordz": 1}, "settings: expected limits of this run, got 'quality.min_wordz'"),
         ({"quality.min_words": "1"}, "quality.min_words: expected a finite number, got '1'"),
         ({"quality.min_words": math.nan}, "quality.min_words: expected a finite number, got 'nan'"),
+        ({"quality.min_words": 10**400}, "quality.min_words: expected a finite number, got '1000000"),
         ({"quality.min_words": True}, "expected a finite number, got 'True'"),
         ([], "settings: expected an object of limits, got list"),
     ],

@@ -17,7 +17,7 @@ from pipeline.export.rows import PartRows, open_rows
 from pipeline.takedown.select import batches_of
 from schemas.errors import ContractError
 from schemas.manifest import TableVersion, open_table
-from schemas.older_tables import missing_columns, read_batches
+from schemas.older_tables import missing_columns, read_batches, read_columns
 from schemas.storage import Store
 from schemas.tables import DOCUMENTS
 from tests.support.lineage_run import record_files
@@ -108,3 +108,13 @@ def test_every_reader_of_documents_gets_nulls(older: Store, tmp_path: Path, caps
     assert {row["title"] for row in run_of_python.documents.select("doc_id", "title").limit(3)} == {None}
     assert main(["takedown", older.uri, "--domain", "nowhere.example", "--dry-run"]) in (0, 2)
     assert "Traceback" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("read", ["batches", "columns"])
+def test_texts_that_are_not_utf_8_are_one_sentence(tmp_path: Path, read: str) -> None:
+    path = str(tmp_path / "part.parquet")
+    pq.write_table(pa.table({"url": pa.array([b"a", b"\xff\xfe"], pa.binary()).cast(pa.string(), safe=False)}), path)
+    file = pq.ParquetFile(path)
+    call = read_columns if read == "columns" else lambda *values: next(read_batches(*values, 5))
+    with pytest.raises(ContractError, match=r"documents: expected valid values, got an error: .* Restore the table"):
+        call(file, "documents", ["url"])

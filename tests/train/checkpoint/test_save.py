@@ -454,3 +454,20 @@ def pair(folder: str) -> None:
 
 if __name__ == "__main__":
     nursery(sys.argv[1], int(sys.argv[2])) if sys.argv[2:] else pair(sys.argv[1])
+
+
+@pytest.mark.parametrize("kind", ["file", "link"])
+def test_what_is_no_checkpoint_is_named_and_kept(tmp_path: Path, kind: str) -> None:
+    run, name = Store(str(tmp_path)), "train/checkpoints/step-000099"
+    (tmp_path / "train/checkpoints").mkdir(parents=True)
+    (tmp_path / "train/own.partial").mkdir()
+    (tmp_path / "train/plan.json.partial").touch()
+    if kind == "file":
+        (tmp_path / name).touch()
+    else:
+        (tmp_path / "other").mkdir()
+        (tmp_path / name).symlink_to(tmp_path / "other")
+    with pytest.raises(ContractError, match=rf"{name}: expected the folder of a checkpoint, got a file or a link"):
+        remove_incomplete(run)
+    assert (tmp_path / name).exists()
+    assert sorted(path.name for path in (tmp_path / "train").iterdir()) == ["checkpoints", "own.partial"]
