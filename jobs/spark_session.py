@@ -72,6 +72,8 @@ LOCAL_MASTER = "local[*,4]"
 LOOPBACK = "127.0.0.1"
 FULL_DISK = re.compile(r"No space left on device|Disk quota exceeded")
 """Part of an error of Java or of a worker whose disk is full, such as that of the shuffle."""
+ENDED_WORKERS = re.compile(r"failed (\d+) times, most recent failure: [^\n]*Python worker exited unexpectedly")
+"""Part of the error of Spark for a task whose Python worker has ended in each attempt."""
 LOCAL_DIRS = "SPARK_LOCAL_DIRS"
 """Environment variable with the folders for temporary files, which replaces the property `spark.local.dir`."""
 JAVA_OPTIONS = "spark.driver.extraJavaOptions"
@@ -180,7 +182,7 @@ def spark_session(
                 raise
             # Spark asks its JVM for the text of its own errors, and the JVM ends before they are printed.
             text = str(error)
-            if (known := error_of_worker(error) or _full_disk(text, scratch)) is not None:
+            if (known := error_of_worker(error) or _full_disk(text, scratch) or ended_workers(text)) is not None:
                 raise known from error
             if scratch is not None and log is not None:
                 scratch.keep_log()
@@ -528,6 +530,17 @@ def _full_disk(text: str, scratch: Scratch | None) -> PenstockError | None:
     return PenstockError(
         f"spark: expected free disk space for temporary files in {folders} and for the run, got a full disk. Free "
         "space there, or set TMPDIR to a folder on another disk, then run the same command again."
+    )
+
+
+def ended_workers(text: str) -> PenstockError | None:
+    """Return the error for a task whose workers other processes have ended, if `text` is Spark's error of one."""
+    if (match := ENDED_WORKERS.search(text)) is None:
+        return None
+    return PenstockError(
+        f"spark: expected Python workers that finish a task, got {match[1]} that have ended in it, such as by the "
+        "system when memory is short. Run the same command again, which resumes; if they end again, use fewer cores, "
+        "such as --set 'spark.master=local[1,4]'."
     )
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from jobs.recipe import read_recipe
 from jobs.run_all import workers_of
-from jobs.spark_session import REDACTING_WORKERS, SMALL_INPUTS, WORKERS, check_version
+from jobs.spark_session import REDACTING_WORKERS, SMALL_INPUTS, WORKERS, check_version, ended_workers
 from pipeline.prepare import prepare
 from schemas.errors import ConfigError
 from tests.support.demo_run import RECIPE, SMALL
@@ -282,3 +282,15 @@ def test_workers_are_forks_of_a_process_that_has_imported_the_pipeline(spark) ->
     (command, is_imported) = spark.sparkContext.parallelize([0], 1).map(parent_and_modules).first()
     assert "jobs.workers" in command
     assert is_imported
+
+
+def test_workers_that_ended_in_every_attempt_are_one_sentence() -> None:
+    lost = (
+        "Job aborted due to stage failure: Task 0 in stage 0.0 failed 4 times, most recent failure: Lost task 0.3 in "
+    )
+    lost += "stage 0.0 (TID 8) (localhost executor driver): org.apache.spark.SparkException: Python worker exited "
+    error = ended_workers(f"An error occurred.\n: org.apache.spark.SparkException: {lost}unexpectedly (crashed).")
+    assert str(error).startswith("spark: expected Python workers that finish a task, got 4 that have ended in it")
+    assert (
+        ended_workers("failed 4 times, most recent failure: java.lang.Error\nPython worker exited unexpectedly") is None
+    )
