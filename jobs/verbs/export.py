@@ -264,8 +264,8 @@ def _read_first(table: str, prepared: PreparedExport) -> dict[str, str]:
 def _begin_receipt(arguments: Arguments, run: Store, out: Store, read: dict[str, str]) -> None:
     """Write the receipt of an export before its first file, so that a takedown names it even if it is killed.
 
-    Raises ContractError if a takedown has begun since the tables were looked up: either it reads the receipt, or it is
-    seen here.
+    Raises ContractError if a takedown has started since the tables were looked up: either it reads the receipt, or it
+    is seen here.
     """
     _or_warn(run, out, lambda: begin_receipt(run, out, _options(arguments), read))
     check_no_pending_takedown(Store(run.address))

@@ -7,8 +7,9 @@ for the spans whose digests the certificate lists.
 """
 
 import hashlib
+import posixpath
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import cached_property
 from typing import Any
 
@@ -30,7 +31,7 @@ from pipeline.takedown.shards import BLANK, KEPT, exact_copy
 from pipeline.takedown.tables import TEXTS, SpanFinder, columns_with_ids, documents_named, plain_schema
 from schemas.arrow_files import ArrowFile
 from schemas.errors import ContractError
-from schemas.manifest import RUN_NAME, Manifest, TableVersion, open_table, read_run
+from schemas.manifest import MANIFEST_NAME, RUN_NAME, Manifest, TableVersion, open_table, read_manifest, read_run
 from schemas.older_tables import read_batches
 from schemas.storage import Store
 from schemas.tables import TABLES
@@ -169,7 +170,8 @@ def check_certificate(run: Store, certificate: Certificate) -> CheckResult:
                 "Restore them from a backup."
             )
     current = read_run(run).tables
-    for name in unreferenced_files(run, [*present, *(table for table in TABLES if table not in current)]):
+    unreferenced = {*unreferenced_files(run, [*present, *(table for table in TABLES if table not in current)])}
+    for name in sorted(unreferenced - {*_files_of_takedown(run, certificate)} if unreferenced else unreferenced):
         checked.problems.append(
             f"{name}: expected no old file, got one of no current version. Run `penstock takedown --drop-old`."
         )
@@ -187,6 +189,22 @@ def check_certificate(run: Store, certificate: Certificate) -> CheckResult:
     checked.notes += check_exports(run, certificate)
     judge_shared_spans(certificate, checked)
     return checked
+
+
+def _files_of_takedown(run: Store, certificate: Certificate) -> Iterator[str]:
+    """Yield the unchanged files of the versions that the takedown made, which a later run with other settings keeps."""
+    for table, change in certificate.tables.items():
+        folder = run.child(f"{table}/{change.version_after}")
+        try:
+            manifest = read_manifest(folder)
+            if manifest.digest != change.after:
+                continue
+            paths = {manifest.paths[entry.key]: entry.sha256 for entry in manifest.content.files}
+            whole = [path for path, sha256 in paths.items() if folder.sha256(path) == sha256]
+        except (ContractError, OSError):
+            continue  # the files are named as old ones
+        yield f"{table}/{change.version_after}/{MANIFEST_NAME}"
+        yield from (posixpath.normpath(f"{table}/{change.version_after}/{path}") for path in whole)
 
 
 def _check_report(run: Store, certificate: Certificate, checked: CheckResult) -> None:

@@ -111,6 +111,7 @@ def test_34_kills_of_a_data_run_end_in_the_same_bytes(spark: Any, tmp_path: Path
         check_leftovers(run)
         check_temporary(tmp_path / "tmp")
     print(f"{table(kills)}\n{number} runs")
+    assert any(kill.kind == WORKER and kill.had_child for kill in kills)
     assert "Traceback" not in (tmp_path / "log").read_text(errors="replace")
 
 

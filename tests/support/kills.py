@@ -14,7 +14,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from hashlib import sha256
 from pathlib import Path
 
@@ -43,6 +43,8 @@ class Kill:
     step: str
     outcome: str
     """`survived`, or `ended` with the exit code."""
+    had_child: bool = False
+    """True if the process had a child, as a worker has its watcher while it reads and measures records."""
 
 
 # ------------------------------------------------------------------------------------------------- processes of a run
@@ -101,14 +103,14 @@ def victims(kind: str, process: subprocess.Popen[bytes]) -> list[int]:
     return [pid for pid, given in words.items() if b"train.pretrain" in given]
 
 
-def kill_one(kind: str, process: subprocess.Popen[bytes], choose: random.Random) -> bool:
-    """Kill a process of a kind that a command has now. Return False if there is none."""
+def kill_one(kind: str, process: subprocess.Popen[bytes], choose: random.Random) -> int | None:
+    """Kill a process of a kind that a command has now. Return its id; None if there is none."""
     found = victims(kind, process)
     with suppress(ProcessLookupError):
         if found and process.poll() is None:
-            os.kill(choose.choice(found), signal.SIGKILL)
-            return True
-    return False
+            os.kill(chosen := choose.choice(found), signal.SIGKILL)
+            return chosen
+    return None
 
 
 def wait_for_end(pids: Sequence[int]) -> None:
@@ -169,19 +171,20 @@ class Series:
             children: list[int] = []
             disturbed = False
             while len(self.kills) < last and self._wait(process):
-                children = below(process.pid, processes()[0])
+                tree = processes()[0]
+                children = below(process.pid, tree)
                 kind = self.choose.choices([*self.means], [1 / mean for mean in self.means.values()])[0]
                 step = self.step(process.pid)
-                if kill_one(kind, process, self.choose):
+                if (killed := kill_one(kind, process, self.choose)) is not None:
                     disturbed = True
-                    self.kills.append(Kill(kind, step, self._outcome(kind, process)))
+                    self.kills.append(Kill(kind, step, self._outcome(kind, process), killed in tree))
             code = process.wait()
             wait_for_end(children)
             if code == 0:
                 return
             assert disturbed, f"exit code {code} without a kill: {' '.join(self.words)}\n{self._tail()}"
             if self.kills[-1].outcome == "survived":  # a later task was out of attempts
-                self.kills[-1] = Kill(self.kills[-1].kind, self.kills[-1].step, f"ended, code {code}")
+                self.kills[-1] = replace(self.kills[-1], outcome=f"ended, code {code}")
         raise AssertionError(f"{self.max_starts} starts did not complete: {' '.join(self.words)}")
 
     def _start(self) -> subprocess.Popen[bytes]:
