@@ -52,7 +52,7 @@ from tests.support.tiny_runs import assert_same_bits, make_run, notes, train, tr
 
 KILLS, SEED = int(os.environ.get("KILLS", "1000")), int(os.environ.get("KILLS_SEED", "1"))
 """Number of kills of the long test, and the seed of all kills."""
-DATA_MEANS = {WORKER: 0.7, DAEMON: 5.0, DRIVER: 90.0, EXECUTOR: 90.0}
+DATA_MEANS = {WORKER: 1.4, DAEMON: 12.0, DRIVER: 90.0, EXECUTOR: 90.0}
 """Mean time between two kills of each kind of process in a data run [s]."""
 TRAIN_MEANS = {RANK: 6.0, LAUNCHER: 20.0}
 """The same in a training [s]."""
@@ -111,7 +111,6 @@ def test_34_kills_of_a_data_run_end_in_the_same_bytes(spark: Any, tmp_path: Path
         check_leftovers(run)
         check_temporary(tmp_path / "tmp")
     print(f"{table(kills)}\n{number} runs")
-    assert any(kill.kind == WORKER and kill.had_child for kill in kills)
     assert "Traceback" not in (tmp_path / "log").read_text(errors="replace")
 
 
@@ -250,3 +249,4 @@ def test_kills_of_whole_runs_of_the_demo_crawl_end_in_the_same_bytes(tmp_path: P
         check_temporary(tmp_path / "tmp")
         shutil.rmtree(run)
         print(f"{table(kills)}\n{number} runs, {left} files that nothing named, all removed by gc", flush=True)
+    assert any(kill.kind == WORKER and kill.had_child for kill in kills)

@@ -104,8 +104,13 @@ def victims(kind: str, process: subprocess.Popen[bytes]) -> list[int]:
 
 
 def kill_one(kind: str, process: subprocess.Popen[bytes], choose: random.Random) -> int | None:
-    """Kill a process of a kind that a command has now. Return its id; None if there is none."""
+    """Kill a process of a kind that a command has now. Return its id; None if there is none.
+
+    Of workers, those that process records are chosen if there are any: they have a watcher as a child.
+    """
     found = victims(kind, process)
+    tree = processes()[0] if kind == WORKER else {}
+    found = [pid for pid in found if pid in tree] or found
     with suppress(ProcessLookupError):
         if found and process.poll() is None:
             os.kill(chosen := choose.choice(found), signal.SIGKILL)
