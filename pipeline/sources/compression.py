@@ -42,9 +42,6 @@ DECODED_FREE, DECODED_A_BYTE = 64 << 20, 1_100
 """Maximum number of bytes that the frames of a file decode to: so many, and so many for each byte of the file. Deflate
 cannot reach the second number (1,032 at most). A repeated line of 18 bytes has a ratio of 10,900 in zstd, 9,300 in
 bzip2 and 6,800 in LZMA; at 14 us a line, a megabyte of it in zstd would keep a core busy for two hours."""
-CODED_FREE, CODED_A_BYTE = 64 << 10, 16
-"""Maximum of `most_coded`: so many bytes, and so many for each byte of the file. Archives of Common Crawl, whose pages
-have no coding of their own, decode to 4.6 to 4.9 times their size."""
 VERBATIM_BYTES = 64
 """Bytes of a frame, at most, that are compared with decoded bytes to find it there."""
 STORED_FACTOR = 2
@@ -303,15 +300,6 @@ def _candidates(block: bytes) -> Iterator[int]:
 def most_decoded(size: int) -> int:
     """Return the maximum number of bytes that the frames of a file with so many bytes may decode to."""
     return DECODED_FREE + DECODED_A_BYTE * size
-
-
-def most_coded(size: int) -> int:
-    """Return how many bytes the frames of a file of this size may have decoded to before a record with its own coding.
-
-    Such a record, as a page in gzip, cannot be compressed again, so frames with it decode to a few times their size. If
-    they do not, they repeat it: 5.6 kB of zstd have 39,000 copies of a page of 16 MB.
-    """
-    return CODED_FREE + CODED_A_BYTE * size
 
 
 def max_restarts(head: bytes) -> int:

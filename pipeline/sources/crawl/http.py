@@ -198,10 +198,10 @@ class _TooLargeError(Exception):
     """The decoded body is larger than the limit."""
 
 
-def read_response(block: bytes, config: SourceConfig, is_repeated: bool = False) -> HttpPage:
+def read_response(block: bytes, config: SourceConfig) -> HttpPage:
     """Parse the block of a response record as HTTP; the result has a page, or the reason why there is none.
 
-    `is_repeated`: see `set_body`. Invalid content never raises an error.
+    Invalid content never raises an error.
     """
     page = HttpPage()
     if not block.startswith(b"HTTP/"):
@@ -226,7 +226,7 @@ def read_response(block: bytes, config: SourceConfig, is_repeated: bool = False)
     else:
         codings = f"{fields.get('content-encoding', '')},{fields.get('transfer-encoding', '')}".lower().split(",")
         named = [name for coding in codings if (name := coding.partition(";")[0].strip(" \t\"'"))]
-        set_body(page, memoryview(block)[body_start:], named, config, is_repeated)
+        set_body(page, memoryview(block)[body_start:], named, config)
     return page
 
 
@@ -242,16 +242,13 @@ def _without_interim(block: bytes) -> bytes:
     return block[start:]
 
 
-def set_body(
-    page: HttpPage, stored: memoryview, codings: list[str], config: SourceConfig, is_repeated: bool = False
-) -> None:
+def set_body(page: HttpPage, stored: memoryview, codings: list[str], config: SourceConfig) -> None:
     """Decode a body, and set `body` or `drop` of the page.
 
-    `codings` are the content and transfer codings, in the order in which the server applied them. `is_repeated`: the
-    archive has too few bytes for bodies with codings; then a body may not grow. See `most_coded`.
+    `codings` are the content and transfer codings, in the order in which the server applied them.
     """
     limit = config.max_page_bytes
-    most = len(stored) if is_repeated else BODY_FREE + DECODED_A_BYTE * len(stored)
+    most = BODY_FREE + DECODED_A_BYTE * len(stored)
     try:
         if len(codings) > MAX_CODINGS:
             raise _EncodingError

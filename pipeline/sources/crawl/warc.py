@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pipeline.engine.stage import Drop, RangeStart, Row, Split
 from pipeline.rights.preferences import HEADER_FIELDS
 from pipeline.sources.blocks import ByteStream
-from pipeline.sources.compression import CODED_FREE, PEEK_BYTES, FrameReader, RecordPatterns, most_coded
+from pipeline.sources.compression import PEEK_BYTES, FrameReader, RecordPatterns
 from pipeline.sources.config import SourceConfig
 from pipeline.sources.crawl.http import (
     ARC_LINE,
@@ -48,8 +48,6 @@ class ArchiveRecord:
     header: RecordHeader | None = None
     block: bytes = b""
     drop: Drop | None = None
-    decoded: int = 0
-    """Bytes that the frames of the file have decoded to up to its end; 0 for a record that is not compressed."""
 
 
 def open_warc(
@@ -65,7 +63,7 @@ def open_warc(
         *state, num_before = split.first.resume
         window.resume((*state,))
     records = read_records(window, config.max_record_bytes, num_before)
-    items = (_item(record, config, frames) for record in records)
+    items = (_item(record, config) for record in records)
     return account_bytes(items, split, lambda: frames.end or frames.size(), base)
 
 
@@ -154,10 +152,9 @@ def _read_framed(window: DecodedWindow, start: int, max_bytes: int) -> ArchiveRe
         return ArchiveRecord(start, header, drop=_lost(window, start, False, reason, "lying_length"))
     if drop is None:
         block = window.take(header.length)
-    decoded = window.decoded()
     if not window.skip_newlines() and (fault := _fault_of(window, start)):
         drop = Drop(fault)
-    return ArchiveRecord(start, header, block, drop, decoded)
+    return ArchiveRecord(start, header, block, drop)
 
 
 def _take_header(window: DecodedWindow) -> RecordHeader | None:
@@ -204,7 +201,7 @@ def _fault_of(window: DecodedWindow, start: int) -> str | None:
     return piece.fault
 
 
-def _item(record: ArchiveRecord, config: SourceConfig, frames: FrameReader) -> SourceItem:
+def _item(record: ArchiveRecord, config: SourceConfig) -> SourceItem:
     header, drop = record.header, record.drop
     if header is None:
         return SourceItem(record.start, new_row("gap"), drop)
@@ -212,12 +209,11 @@ def _item(record: ArchiveRecord, config: SourceConfig, frames: FrameReader) -> S
     if header.kind not in PAGE_RECORD_TYPES and (drop is None or drop.rule == "record_too_large"):
         drop = Drop("not_a_page")
     if drop is None:
-        is_repeated = record.decoded > CODED_FREE and record.decoded > most_coded(frames.size())
-        drop = _read_page(row, header, record.block, config, is_repeated)
+        drop = _read_page(row, header, record.block, config)
     return SourceItem(record.start, row, drop)
 
 
-def _read_page(row: Row, header: RecordHeader, block: bytes, config: SourceConfig, is_repeated: bool) -> Drop | None:
+def _read_page(row: Row, header: RecordHeader, block: bytes, config: SourceConfig) -> Drop | None:
     """Set the columns of a row from the block of its record. Return a Drop if the block has no page to keep."""
     if config.drop_truncated and header.truncated:
         return Drop("truncated_record")
@@ -232,7 +228,7 @@ def _read_page(row: Row, header: RecordHeader, block: bytes, config: SourceConfi
         if not is_http:
             row["mime"] = mime
             return Drop("not_a_page")
-        page = read_response(block, config, is_repeated)
+        page = read_response(block, config)
     else:
         page = HttpPage(mime=mime, charset=charset)
         if mime is None or mime in config.mime_types:

@@ -127,13 +127,6 @@ class DecodedWindow:
         decoded, stored, plain = self._marks[0]
         return (stored + position - decoded, True) if plain else (stored, False)
 
-    def decoded(self) -> int:
-        """Return how many bytes the frames of the file have decoded to before the current position."""
-        position = self._base + self._at
-        self._forget(position)
-        decoded, state = self._states[0] if self._states else (position, self.frames.state)
-        return state.decoded + (position - decoded)
-
     def peek(self) -> bytes:
         """Return the next bytes of the run, at most PEEK_BYTES, without moving."""
         self.fill(PEEK_BYTES)

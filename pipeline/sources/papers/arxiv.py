@@ -21,7 +21,7 @@ from pipeline.sources.archives.tar import (
     is_unsafe,
 )
 from pipeline.sources.blocks import ByteStream
-from pipeline.sources.compression import CODED_FREE, FrameReader, most_coded
+from pipeline.sources.compression import FrameReader
 from pipeline.sources.config import SourceConfig
 from pipeline.sources.papers.config import ArxivConfig
 from pipeline.sources.papers.ids import identify
@@ -62,16 +62,8 @@ def open_arxiv(split: Split, stream: ByteStream, config: SourceConfig) -> Iterat
         return account_bytes(_single(split, stream, config), split, lambda: stream.seek(0, 2))
     decoded = DecodedBytes(FrameReader(stream, None))
     reader = TarReader(decoded, config.max_record_bytes, lambda name, size: True)
-    items = (SourceItem(member.start, *_row(_checked(member, decoded), config)) for member in reader)
+    items = (SourceItem(member.start, *_row(member, config)) for member in reader)
     return account_bytes(items, split, lambda: decoded.position)
-
-
-def _checked(member: ArchiveMember, decoded: DecodedBytes) -> ArchiveMember:
-    """Return a package of a tar file, with a Drop if the tar itself is compressed and has too few bytes for it."""
-    if member.drop is None and decoded.position > CODED_FREE and decoded.position > most_coded(decoded.size()):
-        limit = float(most_coded(decoded.size()))
-        return member._replace(data=None, drop=Drop("decoded_too_large", float(decoded.position), limit))
-    return member
 
 
 def _single(split: Split, stream: ByteStream, config: SourceConfig) -> Iterator[SourceItem]:

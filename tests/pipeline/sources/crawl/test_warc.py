@@ -11,7 +11,7 @@ import pytest
 import zstandard
 
 from pipeline.engine.stage import Drop
-from pipeline.sources.compression import DECODED_A_BYTE, most_coded
+from pipeline.sources.compression import DECODED_A_BYTE
 from pipeline.sources.config import SourceConfig
 from pipeline.sources.crawl.http import BODY_FREE
 from schemas.ids import doc_id
@@ -209,26 +209,8 @@ def test_a_header_of_a_record_has_at_most_64_kilobytes(pack):
     assert second["_payload"] == b"<p>page 2</p>"
 
 
-def coded(body: bytes, number: int) -> bytes:
-    head = b"HTTP/1.1 200 OK\r\nContent-Type: text/html\r\nContent-Encoding: gzip\r\n\r\n"
-    return record(head + gzip.compress(b"<p>%d</p>" % number + body, mtime=0))
-
-
 def test_a_body_decodes_to_a_bounded_multiple_of_its_bytes():
     bomb = zstandard.ZstdCompressor().compress(b"<p>" + bytes(1 << 22))
     head = b"HTTP/1.1 200 OK\r\nContent-Type: text/html\r\nContent-Encoding: zstd\r\n\r\n"
     ((_, drop),) = read(gzip.compress(record(head + bomb)))
     assert drop == Drop("decoded_too_large", None, float(BODY_FREE + DECODED_A_BYTE * len(bomb)))
-
-
-@pytest.mark.parametrize("pack", [gzip.compress, zstandard.ZstdCompressor().compress])
-def test_repeated_records_with_codings_of_their_own_do_not_grow(pack):
-    again = coded(b"word " * 5_000, 1)
-    stored = pack(again * 2_000)
-    rows = read(stored)
-    kept = sum(drop is None for _, drop in rows)
-    assert kept == most_coded(len(stored)) // len(again)
-    assert {drop.rule for _, drop in rows if drop} == {"decoded_too_large"}
-    pages = b"".join(gzip.compress(coded(b"word " * 5_000, number)) for number in range(100))
-    assert all(drop is None for _, drop in read(pages))
-    assert all(drop is None for _, drop in read(b"".join(coded(b"", number) for number in range(2_000))))
