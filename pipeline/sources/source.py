@@ -38,7 +38,8 @@ COMMON_REASONS = {
     "digest_mismatch": "the block does not have the digest that its header gives",
     "bad_header": "a record whose header has no end or no length",
     "decoded_too_large": "the rest of a file that decodes to more than 64 MiB and 1,100 bytes for each of its bytes, "
-    "such as one line repeated in zstd; gzip cannot",
+    "such as one line repeated in zstd; gzip cannot. Or a page with a coding of its own that decodes to more than 1 "
+    "MiB and 1,100 bytes for each of its bytes",
     "too_many_rows": "the rest of a file or row group whose rows or lines take almost no bytes; the limit is the "
     "number of those read",
     "bad_gzip": "a compressed member is damaged (gzip, zstd, bzip2 or LZ4)",

@@ -3,6 +3,7 @@
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import pytest
@@ -11,7 +12,7 @@ from jobs.cli import main
 from pipeline.garbage import find_garbage
 from pipeline.takedown.exports import exports_before, exports_with, files_left
 from schemas.errors import ContractError
-from schemas.exports import MODEL, ExportReceipt, read_receipts, write_receipt
+from schemas.exports import MODEL, ExportReceipt, begin_receipt, read_receipts, write_receipt
 from schemas.locks import lock_export
 from schemas.manifest import open_table
 from schemas.storage import Store
@@ -253,3 +254,20 @@ def test_an_export_on_an_object_store_is_made_again(server: int, run: Path, monk
     assert sorted(Store(out).walk()) == [file.path for file in new.files]
     assert files_left(Store(str(run)), new) == [file.path for file in new.files]
     assert files_left(Store(str(run)), old) == []
+
+
+def test_an_export_that_a_takedown_overtakes_writes_no_document(
+    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The takedown runs between the look-up of the tables and the receipt, and keeps the old files."""
+    gone = documents_of(opened(run))[4]["doc_id"].hex()
+
+    def overtaken(*arguments: Any) -> ExportReceipt:
+        assert take_down(run, doc=[gone], keep_old=True) == 0
+        return begin_receipt(*arguments)
+
+    monkeypatch.setattr("jobs.verbs.export.begin_receipt", overtaken)
+    out = run.parent / "late"
+    assert main(["export", str(run), "--format", "jsonl", "--out", str(out)]) == 2
+    assert "made by another command meanwhile. Run the export again." in capsys.readouterr().err
+    assert not [*out.rglob("*.zst")]

@@ -230,8 +230,8 @@ def header_fields(header: str) -> dict[str, str]:
     fields: dict[str, str] = {}
     for match in _FIELD.finditer(header):
         fields.setdefault(match[1].strip(), " ".join(_NUMBER.sub("", match[2]).split()))
-    # _FIRST_LINE takes the fourth power of the length of a run of white space.
-    top = _LONG_SPACE.sub(lambda run: run[0][:7] + run[0][-1], header[:3_000])
+    # _FIRST_LINE takes the fourth power of the length of a run of white space. A line end in it is kept.
+    top = _LONG_SPACE.sub(lambda run: "  \n  " if "\n" in run[0] else "  ", header[:3_000])
     if "Title" not in fields and (first := _FIRST_LINE.search(top)) is not None:
         fields["Title"] = " ".join(first[1].split()).strip(" *,")
         if first[2] is not None:

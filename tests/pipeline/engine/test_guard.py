@@ -232,15 +232,20 @@ def test_a_reader_that_reads_on_is_not_ended(tmp_path):
     assert resource.getrlimit(resource.RLIMIT_CPU)[0] == resource.getrlimit(resource.RLIMIT_CPU)[1]
 
 
+def wait_for_notes(folder, readings, killed):
+    """Wait until a watcher has written the last of these notes on records that were read."""
+    deadline = time.monotonic() + 60
+    while ((noted := read_notes(Store(str(folder)), KEY, False)).readings, noted.killed) != (readings, killed):
+        assert time.monotonic() < deadline, noted
+        time.sleep(0.05)
+
+
 def test_a_reader_that_computes_for_ever_ends_two_workers(tmp_path):
     call = f"from {__name__} import *; read({str(tmp_path)!r}, 'stuck', "
     for ended in range(guards.MAX_READINGS):
         words = [sys.executable, "-c", f"{call}retried={ended > 0})"]
         assert subprocess.run(words, cwd=ROOT, check=False).returncode == -signal.SIGXCPU
-        deadline = time.monotonic() + 60
-        while (noted := read_notes(Store(str(tmp_path)), KEY, False).readings) != {3: ended + 1}:
-            assert time.monotonic() < deadline, noted
-            time.sleep(0.05)
+        wait_for_notes(tmp_path, Counter({3: ended + 1}), Counter())
     with pytest.raises(guards.StuckReaderError, match="2 workers"):
         read(tmp_path, "stuck", retried=True)
     guards.delete_notes(Store(str(tmp_path)))  # as when the table is complete
@@ -257,11 +262,7 @@ def test_signals_from_outside_during_a_read_cost_no_record(tmp_path):
                 assert process.poll() is None
                 time.sleep(0.01)
             process.send_signal(sent)
-        deadline = time.monotonic() + 60
-        while len(noted := read_notes(Store(str(tmp_path)), KEY, False)) != ended + 1:
-            assert time.monotonic() < deadline, noted
-            time.sleep(0.05)
-        assert (noted.readings, noted.killed) == (Counter(), {3: ended + 1})
+        wait_for_notes(tmp_path, Counter(), Counter({3: ended + 1}))
     assert read(tmp_path, "skips", retried=True) == [0, 1, 2, 3]
 
 
@@ -271,9 +272,6 @@ def test_a_reader_that_crashes_ends_two_workers(tmp_path, end):
     for ended in range(guards.MAX_READINGS):
         words = [sys.executable, "-c", f"{call}retried={ended > 0})"]
         assert subprocess.run(words, cwd=ROOT, check=False).returncode == -end
-        deadline = time.monotonic() + 60
-        while (noted := read_notes(Store(str(tmp_path)), KEY, False).readings) != {3: ended + 1}:
-            assert time.monotonic() < deadline, noted
-            time.sleep(0.05)
+        wait_for_notes(tmp_path, Counter({3: ended + 1}), Counter())
     with pytest.raises(guards.StuckReaderError, match="2 workers"):
         read(tmp_path, "quick", retried=True)

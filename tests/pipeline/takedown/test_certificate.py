@@ -585,3 +585,17 @@ def test_a_report_of_the_tables_before_is_a_problem(tmp_path: Path) -> None:
     change = certificates(folder)[0].tables["clean"]
     assert problem.startswith("report.html: expected no report of tables with removed documents, got one of ")
     assert f"clean/{change.version_before}, " in problem
+
+
+@pytest.mark.parametrize("field", ["doc_id", "quarantined", "incomplete"])
+def test_a_log_of_training_that_names_a_removed_document_is_found(run: Path, removed: dict, field: str) -> None:
+    gone = removed["doc_id"].hex()
+    lines = {"doc_id": json.dumps({"doc_id": gone}), "quarantined": json.dumps({"quarantined": ["00" * 16, gone]})}
+    (run / "train").mkdir(exist_ok=True)
+    (run / "train/events.jsonl").write_text(lines.get(field, f'{{"doc_id": "{gone}'))
+    result = checked(run)
+    if field == "incomplete":
+        assert result.notes.count("train/events.jsonl has an incomplete line, which was not checked") == 1
+    else:
+        message = f"train/events.jsonl: expected no removed document, got {gone}. Delete the lines with it."
+        assert result.problems == [message]

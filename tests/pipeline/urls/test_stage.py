@@ -203,6 +203,15 @@ def test_damaged_lists_are_named_by_line(tmp_path: Path, content: bytes, message
         read_list(f"{tmp_path}/list", "adult", "urls.block_lists.adult")
 
 
+def test_a_mark_of_the_encoding_is_no_part_of_a_list(tmp_path: Path) -> None:
+    keys = []
+    for mark in (b"", b"\xef\xbb\xbf"):
+        (tmp_path / "list").write_bytes(mark + b"http://a.org/b\nc.org\n")
+        keys.append(read_list(f"{tmp_path}/list", "adult", "w"))
+    (tmp_path / "list").write_bytes(b"\xef\xbb\xbf# a comment\nc.org\n")
+    assert keys[0] == keys[1] != read_list(f"{tmp_path}/list", "adult", "w")
+
+
 def test_the_longest_entries_are_accepted(tmp_path: Path) -> None:
     domain, url = ("a." * 126 + "a"), "a.org/" + "a" * 1994
     (tmp_path / "list").write_text(f"{domain}\n{url}\n")

@@ -307,10 +307,13 @@ def test_real_books(name: str, title: str, first: str, last: str, chars: int) ->
     assert refetch(split, row, config).changes == ()
 
 
-def test_long_white_space_in_a_header_takes_no_time() -> None:
-    """The pattern of the first line takes the fourth power of its length: this would take days."""
-    header = "The Project Gutenberg" + " " * 2_000 + "x\n" + "The Project Gutenberg" + "\n \t" * 200 + "EBook of Emma\n"
-    assert header_fields(header).get("Title") in (None, "x", "Emma")
+def test_long_white_space_in_a_header_is_read_as_a_short_one() -> None:
+    """The pattern of the first line takes the fourth power of its length: without this the test does not end."""
+    gap, lines = " " * 1_000, "\n \t" * 300
+    assert header_fields(f"The Project Gutenberg{gap}EBook{gap}of Emma\n") == {"Title": "Emma"}
+    assert header_fields(f"The Project Gutenberg{lines}EBook of Emma\n") == {"Title": "Emma"}
+    assert header_fields(f"The Project Gutenberg EBook of Emma{gap}\n{gap}by somebody\n") == {"Title": "Emma"}
+    assert "Title" not in header_fields(f"The Project Gutenberg{gap}{'x' * 300}\n")
 
 
 def test_members_that_share_their_bytes_are_read_once() -> None:
