@@ -38,8 +38,8 @@ COMMON_REASONS = {
     "digest_mismatch": "the block does not have the digest that its header gives",
     "bad_header": "a record whose header has no end or no length",
     "decoded_too_large": "the rest of a file that decodes to more than 64 MiB and 1,100 bytes for each of its bytes, "
-    "such as one line repeated in zstd; gzip cannot. Or a page with a coding of its own that decodes to more than 1 "
-    "MiB and 1,100 bytes for each of its bytes",
+    "such as one line repeated in zstd; gzip cannot. Or a page with a coding of its own that decodes to more than 64 "
+    "KiB and 1,100 bytes for each of its bytes, or to 8 if its frame repeats such pages; or such a package of a paper",
     "too_many_rows": "the rest of a file or row group whose rows or lines take almost no bytes; the limit is the "
     "number of those read",
     "bad_gzip": "a compressed member is damaged (gzip, zstd, bzip2 or LZ4)",
@@ -233,7 +233,7 @@ def _with_mark(rows: Iterator[tuple[Row, Drop | None]]) -> Iterator[tuple[Row, D
 
 SOURCE = Source(
     name="source",
-    version=11,
+    version=12,
     config=SourceConfig,
     adds=COLUMNS,
     reasons=REASONS,

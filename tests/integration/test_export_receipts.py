@@ -27,7 +27,8 @@ pytestmark = pytest.mark.spark
 
 @pytest.fixture
 def run(finished: Store, tmp_path: Path) -> Path:
-    shutil.copytree(finished.root, tmp_path / "run")
+    """A copy of the shared run without the receipts that other tests leave in it."""
+    shutil.copytree(finished.root, tmp_path / "run", ignore=shutil.ignore_patterns("exports"))
     return tmp_path / "run"
 
 

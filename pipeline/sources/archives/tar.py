@@ -54,6 +54,11 @@ class DecodedBytes:
         self.position = 0
         """Offset of the next byte in the decoded file; after the last byte, the size of the decoded file [bytes]."""
         self.fault: Drop | None = None
+        self._start, self._end = -1, 0
+
+    def frame(self) -> tuple[int, int] | None:
+        """Return the stored offsets at which the current frame starts, and up to which it was read; None if plain."""
+        return (self._start, self._end) if self._start >= 0 else None
 
     def read(self, size: int) -> bytes:
         """Return the next `size` bytes; fewer at the end of the file and at damage."""
@@ -98,6 +103,8 @@ class DecodedBytes:
         if piece is not None and piece.fault is not None:
             self.fault = Drop(piece.fault, float(piece.resumed - piece.start))
         self._block, self._at = (piece.data if piece is not None else b""), 0
+        if piece is not None:
+            self._start, self._end = -1 if piece.plain else piece.start, piece.end
         return bool(self._block) or (piece is not None and piece.fault is None and self._load())
 
 

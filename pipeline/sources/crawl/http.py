@@ -7,6 +7,7 @@ its declared encoding, it is treated as already decoded. The size of a decoded p
 import io
 import re
 import zlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
@@ -15,7 +16,7 @@ from fastwarc.stream_io import ZstdReader
 
 from pipeline.engine.stage import Drop
 from pipeline.rights.preferences import Fields, rights_fields
-from pipeline.sources.compression import DECODED_A_BYTE
+from pipeline.sources.compression import DECODED_A_BYTE, REPEATED_GROWTH
 from pipeline.sources.config import SourceConfig
 
 # Record headers of WARC (all versions) and ARC (v1, v2) are parsed leniently into a RecordHeader. Real archives contain
@@ -85,9 +86,11 @@ def parse_warc_header(block: bytes) -> RecordHeader | None:
     )
 
 
-BODY_FREE = 1 << 20
+BODY_FREE = 64 << 10
 """Bytes that any body with a coding may decode to, beside DECODED_A_BYTE for each of its bytes."""
 MAX_CODINGS = 4
+COMPRESSED = frozenset(("gzip", "x-gzip", "deflate", "br", "zstd"))
+"""Codings that can make a body larger when it is decoded."""
 LISTS = frozenset(("content-encoding", "transfer-encoding"))
 """Fields whose lines are one list. A line that is repeated counts once: such a body is coded once."""
 
@@ -198,10 +201,26 @@ class _TooLargeError(Exception):
     """The decoded body is larger than the limit."""
 
 
-def read_response(block: bytes, config: SourceConfig) -> HttpPage:
+def is_compressed_response(block: bytes) -> bool:
+    """Return True if the block of a record is an HTTP response whose body may be larger when it is decoded."""
+    if not block.startswith(b"HTTP/"):
+        return False
+    block = _without_interim(block)
+    blank = BLANK_LINE.search(block, 0, MAX_HEADER_BYTES)
+    head = block[: blank.start()] if blank else b""
+    return b"-encoding" in head.lower() and not COMPRESSED.isdisjoint(codings_of(parse_fields(head)))
+
+
+def codings_of(fields: Mapping[str, str]) -> list[str]:
+    """Return the content and transfer codings that HTTP header fields name, in the order in which they were applied."""
+    codings = f"{fields.get('content-encoding', '')},{fields.get('transfer-encoding', '')}".lower().split(",")
+    return [name for coding in codings if (name := coding.partition(";")[0].strip(" \t\"'"))]
+
+
+def read_response(block: bytes, config: SourceConfig, is_repeated: bool = False) -> HttpPage:
     """Parse the block of a response record as HTTP; the result has a page, or the reason why there is none.
 
-    Invalid content never raises an error.
+    `is_repeated`: see `set_body`. Invalid content never raises an error.
     """
     page = HttpPage()
     if not block.startswith(b"HTTP/"):
@@ -224,9 +243,7 @@ def read_response(block: bytes, config: SourceConfig) -> HttpPage:
     elif page.mime is not None and page.mime not in config.mime_types:
         page.drop = Drop("not_html")
     else:
-        codings = f"{fields.get('content-encoding', '')},{fields.get('transfer-encoding', '')}".lower().split(",")
-        named = [name for coding in codings if (name := coding.partition(";")[0].strip(" \t\"'"))]
-        set_body(page, memoryview(block)[body_start:], named, config)
+        set_body(page, memoryview(block)[body_start:], codings_of(fields), config, is_repeated)
     return page
 
 
@@ -242,13 +259,16 @@ def _without_interim(block: bytes) -> bytes:
     return block[start:]
 
 
-def set_body(page: HttpPage, stored: memoryview, codings: list[str], config: SourceConfig) -> None:
+def set_body(
+    page: HttpPage, stored: memoryview, codings: list[str], config: SourceConfig, is_repeated: bool = False
+) -> None:
     """Decode a body, and set `body` or `drop` of the page.
 
-    `codings` are the content and transfer codings, in the order in which the server applied them.
+    `codings` are the content and transfer codings, in the order in which the server applied them. `is_repeated`: the
+    frame of the record repeats bodies with codings, so that REPEATED_GROWTH limits it. See NestedCodings.
     """
     limit = config.max_page_bytes
-    most = BODY_FREE + DECODED_A_BYTE * len(stored)
+    most = REPEATED_GROWTH * len(stored) if is_repeated else BODY_FREE + DECODED_A_BYTE * len(stored)
     try:
         if len(codings) > MAX_CODINGS:
             raise _EncodingError

@@ -14,13 +14,14 @@ from dataclasses import dataclass
 from pipeline.engine.stage import Drop, RangeStart, Row, Split
 from pipeline.rights.preferences import HEADER_FIELDS
 from pipeline.sources.blocks import ByteStream
-from pipeline.sources.compression import PEEK_BYTES, FrameReader, RecordPatterns
+from pipeline.sources.compression import PEEK_BYTES, FrameReader, NestedCodings, RecordPatterns
 from pipeline.sources.config import SourceConfig
 from pipeline.sources.crawl.http import (
     ARC_LINE,
     RECORD_START,
     HttpPage,
     RecordHeader,
+    is_compressed_response,
     parse_arc_line,
     parse_warc_header,
     read_response,
@@ -48,6 +49,8 @@ class ArchiveRecord:
     header: RecordHeader | None = None
     block: bytes = b""
     drop: Drop | None = None
+    is_repeated: bool = False
+    """True if its frame repeats responses with codings of their own; see NestedCodings."""
 
 
 def open_warc(
@@ -58,11 +61,12 @@ def open_warc(
     The lengths of all rows add up to the size of the file. `base`: offset in the file at which the stream begins.
     """
     frames = FrameReader(stream, RECORD_STARTS)
-    window, num_before = DecodedWindow(frames), 0
+    window, num_before, nested = DecodedWindow(frames), 0, NestedCodings()
     if split.first.resume:
-        *state, num_before = split.first.resume
+        *state, num_before, frame, size = split.first.resume
         window.resume((*state,))
-    records = read_records(window, config.max_record_bytes, num_before)
+        nested = NestedCodings(frame, size)
+    records = read_records(window, config.max_record_bytes, num_before, nested)
     items = (_item(record, config) for record in records)
     return account_bytes(items, split, lambda: frames.end or frames.size(), base)
 
@@ -75,11 +79,12 @@ def find_archive_starts(stream: ByteStream, config: SourceConfig, places: Sequen
     """
     frames = FrameReader(stream, RECORD_STARTS)
     window = DecodedWindow(frames)
-    records = read_records(window, config.max_record_bytes)
+    nested = NestedCodings()
+    records = read_records(window, config.max_record_bytes, 0, nested)
     left, offset, number, num_before = deque(places), 0, 0, 0
     next(records, None)  # the first range begins with the file
     while left:
-        state, reached = window.state(), frames.blocks.reached
+        state, reached, coded = window.state(), min(frames.blocks.reached, window.reached), nested.state
         num_before += 1
         if (record := next(records, None)) is None:
             return
@@ -87,16 +92,18 @@ def find_archive_starts(stream: ByteStream, config: SourceConfig, places: Sequen
         offset, number = record.start, 0 if is_new else number + 1
         while state is not None and left and left[0] <= (offset if is_new else reached):
             left.popleft()
-            yield RangeStart(offset, number, (*state, num_before))
+            yield RangeStart(offset, number, (*state, num_before, *coded))
 
 
-def read_records(window: DecodedWindow, max_bytes: int, num_before: int = 0) -> Iterator[ArchiveRecord]:
+def read_records(
+    window: DecodedWindow, max_bytes: int, num_before: int = 0, nested: NestedCodings | None = None
+) -> Iterator[ArchiveRecord]:
     """Yield every record and gap in order. A record's block is skipped if it is larger than `max_bytes`.
 
     `num_before`: number of records and gaps before the current position. If the file has too many of them for its
-    bytes, a gap replaces the rest of it.
+    bytes, a gap replaces the rest of it. `nested` has counted the earlier responses with codings in the current frame.
     """
-    number = num_before
+    number, nested = num_before, nested or NestedCodings()
     while True:
         if window.skip_newlines():
             start, plain = window.stored()
@@ -104,7 +111,7 @@ def read_records(window: DecodedWindow, max_bytes: int, num_before: int = 0) -> 
                 yield ArchiveRecord(start, drop=surplus)
                 return
             if starts_with_record(window.peek()):
-                yield _read_plain(window, start, max_bytes) if plain else _read_framed(window, start, max_bytes)
+                yield _read_plain(window, start, max_bytes) if plain else _read_framed(window, max_bytes, nested)
             else:
                 window.skip(1)
                 yield ArchiveRecord(start, drop=_lost(window, start, plain, "unreadable_gap"))
@@ -136,8 +143,9 @@ def _read_plain(window: DecodedWindow, start: int, max_bytes: int) -> ArchiveRec
     return ArchiveRecord(start, header, window.take(header.length))
 
 
-def _read_framed(window: DecodedWindow, start: int, max_bytes: int) -> ArchiveRecord:
+def _read_framed(window: DecodedWindow, max_bytes: int, nested: NestedCodings) -> ArchiveRecord:
     """Read a record in decoded bytes of gzip members or zstd frames, which can only be read forwards."""
+    start, _ = window.stored()
     header = _take_header(window)
     if header is None:
         return ArchiveRecord(start, drop=_lost(window, start, False, "bad_header"))
@@ -152,9 +160,10 @@ def _read_framed(window: DecodedWindow, start: int, max_bytes: int) -> ArchiveRe
         return ArchiveRecord(start, header, drop=_lost(window, start, False, reason, "lying_length"))
     if drop is None:
         block = window.take(header.length)
+    is_repeated = is_compressed_response(block) and nested.is_repeated(start, window.reached, len(block))
     if not window.skip_newlines() and (fault := _fault_of(window, start)):
         drop = Drop(fault)
-    return ArchiveRecord(start, header, block, drop)
+    return ArchiveRecord(start, header, block, drop, is_repeated)
 
 
 def _take_header(window: DecodedWindow) -> RecordHeader | None:
@@ -209,12 +218,13 @@ def _item(record: ArchiveRecord, config: SourceConfig) -> SourceItem:
     if header.kind not in PAGE_RECORD_TYPES and (drop is None or drop.rule == "record_too_large"):
         drop = Drop("not_a_page")
     if drop is None:
-        drop = _read_page(row, header, record.block, config)
+        drop = _read_page(row, record, header, config)
     return SourceItem(record.start, row, drop)
 
 
-def _read_page(row: Row, header: RecordHeader, block: bytes, config: SourceConfig) -> Drop | None:
+def _read_page(row: Row, record: ArchiveRecord, header: RecordHeader, config: SourceConfig) -> Drop | None:
     """Set the columns of a row from the block of its record. Return a Drop if the block has no page to keep."""
+    block = record.block
     if config.drop_truncated and header.truncated:
         return Drop("truncated_record")
     if config.verify_digests and not digest_matches(header, block):
@@ -228,7 +238,7 @@ def _read_page(row: Row, header: RecordHeader, block: bytes, config: SourceConfi
         if not is_http:
             row["mime"] = mime
             return Drop("not_a_page")
-        page = read_response(block, config)
+        page = read_response(block, config, record.is_repeated)
     else:
         page = HttpPage(mime=mime, charset=charset)
         if mime is None or mime in config.mime_types:

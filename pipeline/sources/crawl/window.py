@@ -35,6 +35,8 @@ class DecodedWindow:
         self._states: deque[tuple[int, FrameState]] = deque()
         """(decoded offset, state of the frames) where frames and blocks of plain bytes start, as `_marks`."""
         self._ended = False
+        self.reached = 0
+        """Stored offset up to which the frame of the last block in the buffer has been read."""
 
     def state(self) -> tuple[int, ...] | None:
         """Return what `resume` needs to continue at the current position; None if it cannot continue there.
@@ -210,6 +212,7 @@ class DecodedWindow:
             self._marks.append((decoded, piece.start, piece.plain))
         if piece.first or piece.plain:
             self._states.append((decoded, self.frames.state))
+        self.reached = piece.end
         parts.append(piece.data)
         return len(piece.data)
 

@@ -21,8 +21,9 @@ from pipeline.sources.archives.tar import (
     is_unsafe,
 )
 from pipeline.sources.blocks import ByteStream
-from pipeline.sources.compression import FrameReader
+from pipeline.sources.compression import FrameReader, NestedCodings
 from pipeline.sources.config import SourceConfig
+from pipeline.sources.decoders import MAGIC_BYTES, is_compressed
 from pipeline.sources.papers.config import ArxivConfig
 from pipeline.sources.papers.ids import identify
 from pipeline.sources.papers.tex.macros import TooManyExpansionsError
@@ -46,7 +47,7 @@ MAX_UNPACKED_BYTES = 1 << 30
 """Maximum size of an unpacked package, figures included [bytes]."""
 MAX_FILES = 5_000
 """Maximum number of TeX files of a paper."""
-_PDF, _POSTSCRIPT, _GZIP = b"%PDF-", b"%!PS", b"\x1f\x8b"
+_PDF, _POSTSCRIPT = b"%PDF-", b"%!PS"
 _TEXT_FILES = frozenset((*TEX_SUFFIXES, *STYLE_SUFFIXES, ".bbl"))
 _WITHDRAWN = re.compile(rb"\s*%\s*auto-ignore", re.IGNORECASE)
 
@@ -62,7 +63,7 @@ def open_arxiv(split: Split, stream: ByteStream, config: SourceConfig) -> Iterat
         return account_bytes(_single(split, stream, config), split, lambda: stream.seek(0, 2))
     decoded = DecodedBytes(FrameReader(stream, None))
     reader = TarReader(decoded, config.max_record_bytes, lambda name, size: True)
-    items = (SourceItem(member.start, *_row(member, config)) for member in reader)
+    items = (SourceItem(member.start, *_row(member, config)) for member in _bounded(reader, decoded))
     return account_bytes(items, split, lambda: decoded.position)
 
 
@@ -73,6 +74,16 @@ def _single(split: Split, stream: ByteStream, config: SourceConfig) -> Iterator[
         if len(data) > config.max_record_bytes:
             drop = Drop("record_too_large", float(split.size), float(config.max_record_bytes))
         yield SourceItem(0, *_row(ArchiveMember(0, split.name, split.size, data, drop), config))
+
+
+def _bounded(reader: TarReader, decoded: DecodedBytes) -> Iterator[ArchiveMember]:
+    """Yield the members; packages that a compressed tar repeats have a Drop. See NestedCodings."""
+    nested = NestedCodings()
+    for member in reader:
+        frame, data = decoded.frame(), member.data or b""
+        if frame is not None and is_compressed(data[:MAGIC_BYTES]) and nested.is_repeated(*frame, len(data)):
+            member = member._replace(data=None, drop=Drop("decoded_too_large"))
+        yield member
 
 
 def _row(member: ArchiveMember, config: SourceConfig) -> tuple[Row, Drop | None]:

@@ -482,6 +482,9 @@ def test_bad_arguments_are_rejected(tmp_path: Path, run: Store) -> None:
         lineage_command(arguments(str(tmp_path / "nothing")))
     with pytest.raises(ConfigError, match="expected two files, got x for both --out and --openlineage"):
         lineage_command(arguments(run.uri, out="x", openlineage="x"))
+    run.write_atomic("train/manifest.json", b"[]")
+    with pytest.raises(ContractError, match=r"train: expected files of the trainer, got an invalid one \("):
+        lineage_command(arguments(run.uri))
     run.write_atomic("train/plan.json", b'{"dataset": 3}')
     with pytest.raises(ContractError, match=r"train: expected files of the trainer, got an invalid one \(KeyError"):
         lineage_command(arguments(run.uri))

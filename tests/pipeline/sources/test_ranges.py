@@ -130,8 +130,16 @@ def hostile_page(rng: random.Random) -> bytes:
     return record(head + inner * 3 + rng.randbytes(99))
 
 
+def page_in_gzip(rng: random.Random) -> bytes:
+    """A page with a coding of its own, which the frame of a record may repeat."""
+    head = b"HTTP/1.1 200 OK\r\nContent-Type: text/html\r\nContent-Encoding: gzip\r\n\r\n"
+    return record(head + gzip.compress(b"<p>" + b"word " * rng.choice([1, 100, 30_000]), mtime=0))
+
+
 def some_record(rng: random.Random) -> bytes:
-    kind = rng.randrange(10)
+    kind = rng.randrange(11)
+    if kind == 10:
+        return page_in_gzip(rng) * rng.randrange(1, 6)
     if kind == 0:
         return hostile_page(rng)
     if kind == 1:
@@ -210,6 +218,16 @@ def test_several_records_in_a_frame(pack: str, seed: int, fine: None) -> None:
     rng = random.Random(seed)
     members = [b"".join(some_record(rng) for _ in range(rng.randrange(1, 30))) for _ in range(rng.randrange(1, 6))]
     check(b"".join(PACKS[pack](member) for member in members), "warc", NUMBERS, rng.choice([CONFIG, SMALL]))
+
+
+@pytest.mark.parametrize("pack", PACKS)
+def test_pages_in_gzip_that_a_frame_repeats(pack: str, fine: None) -> None:
+    rng = random.Random(3)
+    parts = [page_in_gzip(rng) * rng.randrange(9) for _ in range(40)]
+    data = PACKS[pack](b"".join(parts)) + b"".join(map(PACKS[pack], parts))
+    check(data, "warc", NUMBERS)
+    rules = {drop.rule for _, drop in whole(data, "warc") if drop is not None}
+    assert rules == ({"decoded_too_large"} if pack not in ("plain", "stored") else set())
 
 
 def test_records_of_one_frame_are_divided(fine: None) -> None:

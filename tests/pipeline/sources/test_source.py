@@ -243,7 +243,7 @@ def test_the_reasons_are_closed():
 
 def test_declaration():
     assert isinstance(SOURCE, Source)
-    assert (SOURCE.name, SOURCE.version, SOURCE.config, SOURCE.open) == ("source", 11, SourceConfig, open_split)
+    assert (SOURCE.name, SOURCE.version, SOURCE.config, SOURCE.open) == ("source", 12, SourceConfig, open_split)
     ((row, drop),) = open_split(
         Split(0, "f", "f", 0, "", "web", "warc"), io.BytesIO(warc()), SourceConfig(paths=("x",))
     )

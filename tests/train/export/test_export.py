@@ -1,6 +1,7 @@
 """What a checkpoint is read back as, beside its weights, and the folder of Qwen 3 or Llama that it is exported to."""
 
 import json
+import shutil
 from argparse import Namespace
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import yaml
 from jobs.cli import main as penstock
 from jobs.verbs.export import _model_card
 from schemas.errors import ContractError
+from schemas.exports import read_receipts
 from schemas.manifest import read_run, write_run
 from schemas.storage import Store
 from schemas.tokens import open_dataset
@@ -96,6 +98,24 @@ def test_main(run: Store, tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     assert "expected a new folder, got one with files in it" in capsys.readouterr().err
     assert main([run.uri, "--out", f"{out}-7", "--step", "7"]) == 2
     assert "expected a checkpoint of step 7, got checkpoints of steps 10, 20. Name one" in capsys.readouterr().err
+
+
+def test_a_model_of_tables_that_a_takedown_replaced_meanwhile_is_refused(
+    run: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(run.root, tmp_path / "run")
+    own, out = Store(str(tmp_path / "run")), tmp_path / "llama"
+
+    def overtaken(*arguments: Any) -> CheckpointMetadata:
+        note = export_checkpoint(*arguments)
+        state = read_run(own)
+        write_run(own, state.model_copy(update={"tables": state.tables | {"tokens": "v-000000000000"}}))
+        return note
+
+    monkeypatch.setattr("train.export.llama.export_checkpoint", overtaken)
+    assert main([own.uri, "--out", str(out)]) == 2
+    assert f"{out}: expected unchanged tables of {own.uri} during the export" in capsys.readouterr().err
+    assert str(out) in [receipt.destination for receipt in read_receipts(own)]  # a takedown names the folder
 
 
 def test_the_command_writes_the_card_of_the_step(run: Store, tmp_path: Path) -> None:

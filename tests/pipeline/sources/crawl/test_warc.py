@@ -1,17 +1,20 @@
 """Archives made by hand: the columns and the verdict of every kind of record, and going on at damage."""
 
+import bz2
 import gzip
 import hashlib
+import random
 import tracemalloc
 import zlib
 from collections import Counter
 from datetime import UTC, datetime
 
+import lz4.frame
 import pytest
 import zstandard
 
 from pipeline.engine.stage import Drop
-from pipeline.sources.compression import DECODED_A_BYTE
+from pipeline.sources.compression import DECODED_A_BYTE, NESTED_FACTOR
 from pipeline.sources.config import SourceConfig
 from pipeline.sources.crawl.http import BODY_FREE
 from schemas.ids import doc_id
@@ -214,3 +217,40 @@ def test_a_body_decodes_to_a_bounded_multiple_of_its_bytes():
     head = b"HTTP/1.1 200 OK\r\nContent-Type: text/html\r\nContent-Encoding: zstd\r\n\r\n"
     ((_, drop),) = read(gzip.compress(record(head + bomb)))
     assert drop == Drop("decoded_too_large", None, float(BODY_FREE + DECODED_A_BYTE * len(bomb)))
+
+
+def coded(body: bytes, number: int, level: int = 9) -> bytes:
+    head = b"HTTP/1.1 200 OK\r\nContent-Type: text/html\r\nContent-Encoding: gzip\r\n\r\n"
+    return record(head + gzip.compress(b"<p>%d</p>" % number + body, level, mtime=0))
+
+
+PACKS = [gzip.compress, zstandard.ZstdCompressor().compress, bz2.compress, lz4.frame.compress]
+
+
+@pytest.mark.parametrize("pack", PACKS)
+def test_pages_in_gzip_that_a_frame_repeats_do_not_grow(pack):
+    page = coded(b"word " * 1_000_000, 1)
+    stored = pack(page * 1_000)
+    rows = read(stored)
+    kept = sum(drop is None for _, drop in rows)
+    assert kept <= NESTED_FACTOR * len(stored) // len(gzip.compress(b"word " * 1_000_000))
+    assert {drop.rule for _, drop in rows if drop} == {"decoded_too_large"}
+
+
+@pytest.mark.parametrize("pack", PACKS)
+def test_pages_in_gzip_are_kept_beside_frames_that_repeat_them(pack):
+    rng = random.Random(4)
+    words = [b"%x " % rng.getrandbits(100) for _ in range(300)]
+    pages = [coded(b" ".join(rng.choices(words, k=1000)), number) for number in range(100)]
+    zeros = [record(b"HTTP/1.1 200 OK\r\nContent-Type: text/html\r\n\r\n" + bytes(1 << 20))]
+    bombs = [coded(b"word " * 300_000, number) * 5 for number in range(20)]
+    for parts in ([*zeros, *bombs, *pages], [*pages, *bombs, *zeros, *pages]):
+        for stored in (b"".join(map(pack, parts)), pack(b"".join(parts))):
+            rows = read(stored)
+            kept = [row["_payload"] for row, drop in rows if drop is None and len(row["_payload"]) < 1 << 20]
+            assert len(kept) >= sum(part in pages for part in parts)
+
+
+def test_a_page_that_is_only_wrapped_in_gzip_is_kept():
+    pages = b"".join(coded(b"word " * 4_000, number, level=0) for number in range(50))
+    assert [drop for _, drop in read(gzip.compress(pages))] == [None] * 50

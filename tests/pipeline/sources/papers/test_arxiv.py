@@ -13,11 +13,13 @@ from typing import Any
 import pytest
 
 from pipeline.engine.stage import Drop, Row, Split
+from pipeline.sources.compression import NESTED_FACTOR
 from pipeline.sources.config import SourceConfig
+from pipeline.sources.papers.arxiv import open_arxiv
 from pipeline.sources.papers.ids import identify
 from pipeline.sources.papers.unarxive import restore_marks
 from pipeline.sources.source import SOURCE, refetch
-from pipeline.sources.splits import find_splits, open_stream
+from pipeline.sources.splits import HashedStream, find_splits, open_stream
 from tests.support.archives import package, tar
 
 PAPER = (
@@ -258,3 +260,27 @@ def test_a_made_paper(tmp_path: Path) -> None:
     settings = {"unarxive": {"captions": False, "headings": "markdown"}}
     ((row, _),) = rows_of(tmp_path / "a.jsonl", "unarxive", **settings)
     assert row["text"] == "Short one.\n\n## I\n\nOne.\n\nTwo.\n\n### J\n\nThree."
+
+
+def rules_of(stored: bytes) -> list[str]:
+    split = Split(0, "a.tar", "a.tar", len(stored), "", "papers", "arxiv")
+    rows = open_arxiv(split, HashedStream(io.BytesIO(stored)), SourceConfig(paths=("x",), format="arxiv"))
+    return [drop.rule if drop else "kept" for _, drop in rows]
+
+
+def test_packages_that_a_compressed_tar_repeats_are_not_unpacked() -> None:
+    package = gzip.compress(b"\\documentclass{article}\\begin{document}Words of a paper.\\end{document}", mtime=0)
+    tars = tar({f"2101/2101.{number:05}.gz": package for number in range(2_000)})
+    stored = gzip.compress(tars)
+    rules = rules_of(stored)
+    assert {*rules} == {"kept", "decoded_too_large"}
+    assert 0 < rules.count("kept") <= NESTED_FACTOR * len(stored) // len(package)
+    assert {*rules_of(tars)} == {"kept"}
+
+
+def test_packages_of_a_compressed_tar_are_unpacked() -> None:
+    words = [
+        gzip.compress(b"\\documentclass{article}\\begin{document}%x\\end{document}" % n, mtime=0) for n in range(500)
+    ]
+    members = {f"2101/2101.{number:05}.gz": package for number, package in enumerate(words)}
+    assert {*rules_of(gzip.compress(tar(members)))} == {"kept"}
