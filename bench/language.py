@@ -59,7 +59,7 @@ def f1_of(pairs: Sequence[tuple[str, str]], languages: set[str]) -> dict[str, fl
 
 def print_f1(model: Any, every_language: bool) -> None:
     """The table of F1 by kind of text."""
-    known = {label.removeprefix(LABEL_PREFIX) for label in model.get_labels()} & set(supported_langs())
+    known = {label.removeprefix(LABEL_PREFIX) for label in model.labels()} & set(supported_langs())
     kinds: dict[str, list[tuple[str, str]]] = defaultdict(list)
     for kind, lang, text in samples():
         if lang in known:

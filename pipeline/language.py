@@ -19,7 +19,8 @@ from pydantic import Field, model_validator
 from pipeline.engine.stage import EVERY, Check, Cutoffs, Drop, PerDocument, Row, RowFunction
 from pipeline.extract import native
 from pipeline.extract.charset import DECODED, PLAIN_TEXT, decode
-from pipeline.text.fasttext_input import readable
+from pipeline.text import fasttext_model
+from pipeline.text.fasttext_model import FastTextModel, readable
 from schemas.config import Section, decision, location, suggest_name
 from schemas.errors import ConfigError
 
@@ -189,14 +190,13 @@ def text_between_tags_in_python(page: str) -> str:
     return " ".join(_MARKUP.sub(" ", page).split())
 
 
-def _most_probable(model: Any, text: str) -> Counter[str]:
+def _most_probable(model: FastTextModel, text: str) -> Counter[str]:
     """Return the probability of the most probable languages of a text, by code."""
-    labels, scores = model.predict([readable(" ".join(text.split()))], k=EARLY_LABELS)
-    codes = (label.removeprefix(LABEL_PREFIX) for label in labels[0])
-    return Counter(dict(zip(codes, map(float, scores[0]), strict=True)))
+    (found,) = model.predict([readable(" ".join(text.split()))], EARLY_LABELS)
+    return Counter({label.removeprefix(LABEL_PREFIX): score for label, score in found})
 
 
-def mixture(model: Any, text: str, language: str, config: LanguageConfig) -> tuple[float | None, str | None]:
+def mixture(model: FastTextModel, text: str, language: str, config: LanguageConfig) -> tuple[float | None, str | None]:
     """Return the share of a text's excerpts in `language`, in float32 precision, and the second language of the text.
 
     The second language is None if too few excerpts are in another language. Both are None if the text is too short, or
@@ -231,10 +231,10 @@ def _excerpt_starts(text: str, count: int, size: int) -> list[int]:
     return [int(part * width + draw * (width - size)) for part, draw in zip(parts, draws.tolist(), strict=True)]
 
 
-def _sure_languages(model: Any, text: str, starts: Sequence[int], config: LanguageConfig) -> list[str]:
-    labels, scores = model.predict([readable(text[start : start + config.excerpt_chars]) for start in starts])
-    sure = config.min_excerpt_score
-    return [label[0].removeprefix(LABEL_PREFIX) for label, score in zip(labels, scores) if score[0] >= sure]
+def _sure_languages(model: FastTextModel, text: str, starts: Sequence[int], config: LanguageConfig) -> list[str]:
+    found = model.predict([readable(text[start : start + config.excerpt_chars]) for start in starts], 1)
+    sure = float(np.float32(config.min_excerpt_score))
+    return [label.removeprefix(LABEL_PREFIX) for first in found for label, score in first if score >= sure]
 
 
 def checks(config: LanguageConfig, models: Mapping[str, str], cutoffs: Cutoffs) -> Sequence[Check]:
@@ -245,12 +245,10 @@ def checks(config: LanguageConfig, models: Mapping[str, str], cutoffs: Cutoffs) 
     return (Check("language_mixed", "language_share", "min_language_share", limits),)
 
 
-def load_model(path: str) -> Any:
+def load_model(path: str) -> FastTextModel:
     """Load a fastText model. Raises ConfigError if the file is not a fastText model."""
-    import fasttext
-
     try:
-        return fasttext.load_model(path)
+        return fasttext_model.load_model(path)
     except ValueError as error:
         raise ConfigError(
             f"language.model: expected a fastText model, got a file that cannot be loaded ({error}). "
@@ -260,17 +258,21 @@ def load_model(path: str) -> Any:
 
 def known_languages(path: str) -> set[str]:
     """Return the codes of the languages that a model may predict."""
-    return {label.removeprefix(LABEL_PREFIX) for label in load_model(path).get_labels()}
+    return {label.removeprefix(LABEL_PREFIX) for label in load_model(path).labels()}
 
 
-def predict(model: Any, text: str) -> tuple[str, float]:
-    """Return the most probable language of a text and its probability in 0..1, rounded to float32."""
-    labels, scores = model.predict([readable(text.replace("\n", " "))])  # A bare string fails on numpy 2.
-    return labels[0][0].removeprefix(LABEL_PREFIX), float(np.float32(min(scores[0][0], 1.0)))
+def predict(model: FastTextModel, text: str) -> tuple[str, float]:
+    """Return the most probable language of a text and its probability in 0..1, rounded to float32.
+
+    Without a language, as of words of which the model knows none, the code is empty and the probability 0.
+    """
+    (found,) = model.predict([readable(text.replace("\n", " "))], 1)
+    label, score = found[0] if found else ("", 0.0)
+    return label.removeprefix(LABEL_PREFIX), min(score, 1.0)
 
 
-def _check_languages(codes: Iterable[str], model: Any, name: str) -> None:
-    known = {label.removeprefix(LABEL_PREFIX) for label in model.get_labels()}
+def _check_languages(codes: Iterable[str], model: FastTextModel, name: str) -> None:
+    known = {label.removeprefix(LABEL_PREFIX) for label in model.labels()}
     wrong = [f"{code!r}{suggest_name(code, known)}" for code in sorted(codes) if code not in known]
     if wrong:
         raise ConfigError(

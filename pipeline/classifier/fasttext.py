@@ -12,7 +12,7 @@ from typing import IO, Any
 
 import numpy as np
 
-from pipeline.text.fasttext_input import readable
+from pipeline.text.fasttext_model import load_model, probability_of, readable
 from schemas.config import suggest_name
 from schemas.errors import ConfigError, ContractError
 
@@ -59,29 +59,18 @@ def load_fasttext(path: str, label: str, where: str) -> Callable[[str], float]:
 
     Raises ConfigError if the file is not a fastText model or the model does not have the label.
     """
-    import fasttext
-
     try:
-        model = fasttext.load_model(path)
+        model = load_model(path)
     except ValueError as error:
         raise ConfigError(
             f"{where}: expected a linear or fastText model, got a file that cannot be loaded ({error}). "
             f"Set {where} to the path of such a model."
         ) from error
-    labels = model.get_labels()
+    labels = model.labels()
     if label not in labels:
         raise ConfigError(
             f"{where}: expected a model with the label {label!r}, got one without it{suggest_name(label, labels)}. "
             "Set this model's entry in classifier.labels to the label that the model gives to good documents."
         )
-
-    def score(text: str) -> float:
-        # a list, because a single string fails on numpy 2; k=-1 returns every label
-        names, values = model.predict([one_line(text).encode("utf-8", "replace").decode()], k=-1)
-        value = float(dict(zip(names[0], values[0])).get(label, 0.0))
-        if not 0.0 <= value <= 1.001:  # its float sums reach 1.00001
-            raise ContractError(f"{where}: expected a probability, got {value} from {path}. Train the model again.")
-        return min(1.0, value)
-
-    score("a probe, so that a model with NaN weights stops the run before the first document")
-    return score
+    score = probability_of(model, label, f"{where}: {path}")
+    return lambda text: score(one_line(text).encode("utf-8", "replace").decode())

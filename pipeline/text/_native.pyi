@@ -115,6 +115,15 @@ class NgramSums:
     def sums(self, sentences: Sequence[str], seed: int) -> tuple[bytes, bytes]:
         """Return the number of n-grams of each casefolded sentence, and the sum of their weights for each label."""
 
+class FastTextModel:
+    """The model of `pipeline.text.fasttext_model` from the bytes of its file."""
+
+    def __new__(cls, data: bytes) -> FastTextModel: ...
+    def labels(self) -> list[str]:
+        """Return the labels in the order of the file."""
+    def predict(self, lines: Sequence[str], most: int) -> list[list[tuple[str, float]]]:
+        """Return the `most` most probable labels of each line with their probabilities, in order; all for 0."""
+
 def gopher_ngrams(codes: object, lengths: object) -> tuple[int, ...]:
     """Return the characters of the most frequent 2-, 3- and 4-grams, then of repeated 5- to 10-grams."""
 

@@ -1,8 +1,9 @@
 """The one place that decides whether the native module or the functions in Python are used.
 
 `module` is the native module, or None if this machine has not built it from the sources beside it. Both return equal
-results for every text, so workers with and without it may write parts of one run. Tests set `module` to None to measure
-in Python alone: `python_only` of `tests/support/native.py`.
+results for every text, so workers with and without it may write parts of one run; only a probability of a fastText
+model may differ in its last bit, as `fasttext_model.py` says. Tests set `module` to None to measure in Python alone:
+`python_only` of `tests/support/native.py`.
 """
 
 import hashlib

@@ -11,7 +11,7 @@ from pydantic import field_validator, model_validator
 
 from pipeline.classifier.linear import is_arrow
 from pipeline.engine.stage import EVERY, Check, Cutoffs, PerDocument, Row, RowFunction
-from pipeline.text.fasttext_input import readable
+from pipeline.text.fasttext_model import load_model, probability_of, readable
 from pipeline.text.spans import Span, complement, map_visible_spans
 from pipeline.toxicity.model import ToxicityModel, load_toxicity
 from pipeline.toxicity.sentences import sentence_spans, sentences_with
@@ -148,28 +148,21 @@ class WordLists:
 
 def load_fasttext_score(path: str, label: str) -> Callable[[str], float]:
     """Return a function from text to the probability of `label`. Raises ConfigError if the model has no such label."""
-    import fasttext
-
-    model = fasttext.load_model(path)
-    labels = model.get_labels()
+    try:
+        model = load_model(path)
+    except ValueError as error:
+        raise ConfigError(
+            "toxicity.classifier: expected a classifier or a fastText model, got a file that cannot be loaded "
+            f"({error}). Set toxicity.classifier to such a file."
+        ) from error
+    labels = model.labels()
     if label not in labels:
         raise ConfigError(
             f"toxicity.classifier_label: expected a label of {path}, got {label!r}{suggest_name(label, labels)}. "
             "Set toxicity.classifier_label to one of the model's labels."
         )
-
-    def score(text: str) -> float:
-        # predict() requires a single line; k=-1 returns every label.
-        names, values = model.predict([readable(" ".join(text.split()))], k=-1)
-        value = float(dict(zip(names[0], values[0])).get(label, 0.0))
-        if not 0.0 <= value <= 1.001:  # fastText's float sums reach 1.00001.
-            raise ContractError(
-                f"toxicity.classifier: expected a probability, got {value} from {path}. Train the model again."
-            )
-        return min(1.0, value)
-
-    score("a probe, so that a model of NaN stops the run before the first document")
-    return score
+    score = probability_of(model, label, f"toxicity.classifier: {path}")
+    return lambda text: score(readable(" ".join(text.split())))
 
 
 Classifiers = tuple[ToxicityModel | None, Callable[[str], float] | None]

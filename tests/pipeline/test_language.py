@@ -4,6 +4,7 @@ import gzip
 import json
 import random
 from collections import Counter, defaultdict
+from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,7 @@ from pipeline.models import ModelsConfig, ensure_model
 from pipeline.sources.config import SourceConfig
 from pipeline.sources.source import SOURCE
 from pipeline.sources.splits import find_splits, open_stream
+from pipeline.text.fasttext_model import Predictions
 from schemas.errors import ConfigError
 from tests.support.paths import SHARED
 
@@ -81,7 +83,7 @@ def test_the_score_is_a_float32_in_its_range(lid: str) -> None:
         _, score = predict(model, text)
         assert score == float(np.float32(score))
         assert 0.0 < score <= 1.0
-    assert model.predict([JAPANESE])[1][0][0] > 1.0  # the model's own rounding, which the column must not show
+    assert model.predict([JAPANESE], 1)[0][0][1] > 1.0  # the model's own rounding, which the column must not show
 
 
 @pytest.mark.parametrize("languages", [("en", "de"), ()])
@@ -124,10 +126,12 @@ class Counted:
         self.languages = {"e": "en", "d": "de", "f": "fr", "?": "en"}
         self.asked: list[list[str]] = []
 
-    def predict(self, texts: list[str]) -> tuple[list[list[str]], list[list[float]]]:
-        self.asked.append(texts)
-        labels = [[f"__label__{self.languages[text[0]]}"] for text in texts]
-        return labels, [[0.4 if text[0] == "?" else 0.65] for text in texts]
+    def labels(self) -> list[str]:
+        return [*self.languages.values()]
+
+    def predict(self, texts: Sequence[str], most: int, /) -> Predictions:
+        self.asked.append([*texts])
+        return [[(f"__label__{self.languages[text[0]]}", 0.4 if text[0] == "?" else 0.65)] for text in texts]
 
 
 @pytest.mark.parametrize(
@@ -246,7 +250,7 @@ def test_a_file_that_is_no_model(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"expected a fastText model, got .*x\.ftz cannot be opened"):
         load_model(str(path))
     path.write_bytes(b"no model")
-    with pytest.raises(ConfigError, match=r"expected a fastText model, got .*x\.ftz has wrong file format"):
+    with pytest.raises(ConfigError, match=r"expected a fastText model, got .*x\.ftz is not a supervised"):
         make_language(LanguageConfig(), {MODEL: str(path)})
 
 

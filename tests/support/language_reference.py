@@ -193,7 +193,7 @@ def dropped(documents: Iterable[Document], settings: Mapping[str, Any] | None = 
 def known_languages() -> frozenset[str]:
     """The codes of the language model. Raises ConfigError where it cannot be had."""
     model = load_model(str(ensure_model("lid.176.ftz", ModelsConfig()).path))
-    return frozenset(label.removeprefix(LABEL_PREFIX) for label in model.get_labels())
+    return frozenset(label.removeprefix(LABEL_PREFIX) for label in model.labels())
 
 
 def main(arguments: list[str]) -> None:

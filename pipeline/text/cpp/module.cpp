@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "blake2s.h"
+#include "fasttext_model.h"
 #include "mask_signs.h"
 #include "ngram_sums.h"
 #include "ngrams.h"
@@ -257,6 +258,71 @@ PyObject* sums(PyObject* self, PyObject* arguments) {
     });
 }
 
+// Models of fastText.
+
+// A model, and its labels as Python has them.
+struct LabelledModel {
+    explicit LabelledModel(PyObject* data) : model(data), labels(PyList_New(model.num_labels())) {
+        for (int32_t at = 0; at < model.num_labels(); ++at) {
+            const auto label = model.label(at);
+            PyObject* text = PyUnicode_DecodeUTF8(label.data(), static_cast<Py_ssize_t>(label.size()), "replace");
+            if (!text) throw PythonError();
+            PyList_SET_ITEM(labels.get(), at, text);
+        }
+    }
+    fasttext::Model model;
+    Owned labels;
+};
+
+PyObject* new_fasttext(PyTypeObject* type, PyObject* arguments, PyObject*) {
+    PyObject* data;
+    if (!PyArg_ParseTuple(arguments, "O", &data)) return nullptr;
+    return hold<LabelledModel>(type, [&] { return new LabelledModel(data); });
+}
+
+PyObject* labels(PyObject* self, PyObject*) {
+    PyObject* list = held<LabelledModel>(self).labels.get();
+    return PyList_GetSlice(list, 0, PyList_GET_SIZE(list));
+}
+
+// Returns the most probable labels of a line, each with its probability.
+PyObject* predicted(LabelledModel& own, PyObject* line, int most) {
+    Py_ssize_t size;
+    const char* data = PyUnicode_AsUTF8AndSize(line, &size);
+    if (!data) return nullptr;
+    if (std::memchr(data, '\n', static_cast<size_t>(size)))
+        return PyErr_Format(PyExc_ValueError, "predict: expected one line, got several. Replace the line ends.");
+    const auto found = own.model.predict({data, static_cast<size_t>(size)}, most);
+    Owned out(PyList_New(static_cast<Py_ssize_t>(found.size())));
+    for (size_t at = 0; at < found.size(); ++at) {
+        PyObject* label = PyList_GET_ITEM(own.labels.get(), found[at].second);
+        PyObject* pair = Py_BuildValue("(Od)", label, static_cast<double>(std::exp(found[at].first)));
+        if (!pair) return nullptr;
+        PyList_SET_ITEM(out.get(), static_cast<Py_ssize_t>(at), pair);
+    }
+    Py_INCREF(out.get());
+    return out.get();
+}
+
+PyObject* predict(PyObject* self, PyObject* arguments) {
+    PyObject* lines;
+    int most;
+    if (!PyArg_ParseTuple(arguments, "Oi", &lines, &most)) return nullptr;
+    return guarded([&]() -> PyObject* {
+        Owned fast(PySequence_Fast(lines, "predict: expected a list, got another type. Pass a list of str."));
+        Owned out(PyList_New(PySequence_Fast_GET_SIZE(fast.get())));
+        for (Py_ssize_t at = 0; at < PySequence_Fast_GET_SIZE(fast.get()); ++at) {
+            PyObject* line = PySequence_Fast_GET_ITEM(fast.get(), at);
+            if (!is_text(line, "predict")) return nullptr;
+            PyObject* found = predicted(held<LabelledModel>(self), line, most);
+            if (!found) return nullptr;
+            PyList_SET_ITEM(out.get(), at, found);
+        }
+        Py_INCREF(out.get());
+        return out.get();
+    });
+}
+
 // Functions of arrays.
 
 // A view of the bytes of an array, given up at the end of its scope.
@@ -365,6 +431,9 @@ PyMethodDef url_rules_methods[] = {{"match", reinterpret_cast<PyCFunction>(reint
                                    {nullptr, nullptr, 0, nullptr}};
 PyMethodDef ngram_sums_methods[] = {{"sums", sums, METH_VARARGS, "The number of n-grams and the sums of their weights."},
                                     {nullptr, nullptr, 0, nullptr}};
+PyMethodDef fasttext_methods[] = {{"labels", labels, METH_NOARGS, "The labels."},
+                                  {"predict", predict, METH_VARARGS, "The most probable labels of each line."},
+                                  {nullptr, nullptr, 0, nullptr}};
 PyMethodDef functions[] = {{"gopher_ngrams", gopher_ngrams, METH_VARARGS, "Gopher's counts of n-grams."},
                            {"recurring_ngrams", recurring_ngrams, METH_O, "The n-grams that occur more than once."},
                            {"mask_signs", mask_signs, METH_O, "Signs of masked words."},
@@ -412,6 +481,7 @@ PyMODINIT_FUNC PyInit__native() {
         add_type<TermSet>(module, "pipeline.text._native.TermSet", new_term_set, term_set_methods) < 0 ||
         add_type<UrlRules>(module, "pipeline.text._native.UrlRules", new_url_rules, url_rules_methods) < 0 ||
         add_type<NgramSums>(module, "pipeline.text._native.NgramSums", new_ngram_sums, ngram_sums_methods) < 0 ||
+        add_type<LabelledModel>(module, "pipeline.text._native.FastTextModel", new_fasttext, fasttext_methods) < 0 ||
         add_type<Normal>(module, "pipeline.text._native.Normal", new_normal, normal_methods) < 0 ||
         add_constants(module) < 0) {
         Py_DECREF(module);
