@@ -12,6 +12,8 @@ import numpy.typing as npt
 from pipeline.toxicity.words import LANGUAGES, LISTS, MEASURES, AnyWordList, read_wordlist
 from schemas.ids import file_sha256
 
+GROUP = 8
+"""Number of sentences that are searched together, as most have no listed word."""
 SEVERAL = "several"
 FEATURES = (*MEASURES, SEVERAL)
 """A word of each measure is present; there is more than one listed word."""
@@ -21,13 +23,19 @@ Flags = npt.NDArray[np.bool_]
 def listed_features(sentences: Sequence[str], language: str) -> Flags:
     """Return which FEATURES each sentence has (sentences, features); none in a language without a built-in list."""
     flags = np.zeros((len(sentences), len(FEATURES)), bool)
-    # Most documents have no listed word, and one search shows it. No match extends over a line end.
-    if language not in LANGUAGES or not _built_in(language).count("\n".join(sentences)).by_measure:
+    if language not in LANGUAGES or not _has_listed(sentences, language):
         return flags
-    for number, sentence in enumerate(sentences):
-        found = _built_in(language).count(sentence).by_measure
-        flags[number] = [*(measure in found for measure in MEASURES), sum(found.values()) > 1]
+    for start in range(0, len(sentences), GROUP):
+        group = sentences[start : start + GROUP]
+        for number, sentence in enumerate(group if _has_listed(group, language) else (), start):
+            found = _built_in(language).count(sentence).by_measure
+            flags[number] = [*(measure in found for measure in MEASURES), sum(found.values()) > 1]
     return flags
+
+
+def _has_listed(sentences: Sequence[str], language: str) -> bool:
+    """Return True if one of the sentences may have a listed word: no match extends over a line end."""
+    return bool(_built_in(language).count("\n".join(sentences)).by_measure)
 
 
 def list_digests(languages: Iterable[str]) -> dict[str, str]:

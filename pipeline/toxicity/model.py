@@ -53,6 +53,12 @@ def folded(sentence: str) -> str:
     return sentence.casefold()
 
 
+def all_folded(sentences: Sequence[str]) -> list[str]:
+    """Return the folded sentences; together, because most of them are short."""
+    parts = folded("\0".join(sentences)).split("\0")
+    return parts if len(parts) == len(sentences) else [*map(folded, sentences)]
+
+
 def normalize(sentence: str) -> str:
     """Return the text of a folded sentence of which a model sees the n-grams, with a space at both ends.
 
@@ -73,7 +79,7 @@ def ngram_buckets(sentences: Sequence[str], language: str, num_buckets: int) -> 
 
     No n-gram extends over two sentences. `num_buckets` is a power of 2.
     """
-    texts = [normalize(folded(sentence)) for sentence in sentences]
+    texts = [*map(normalize, all_folded(sentences))]
     lengths = np.array([len(text) for text in texts], np.int64)
     points = np.frombuffer("".join(texts).encode("utf-32-le", "surrogatepass"), np.uint32).astype(np.uint64)
     number = np.repeat(np.arange(len(texts)), lengths)
@@ -135,7 +141,7 @@ class ToxicityModel:
         """Return the number of n-grams of each sentence, and the sums (sentences, labels) of their weights."""
         if native.module is not None:
             seed = int(language_seed(language))
-            counts, sums = self._native.sums([folded(sentence) for sentence in sentences], seed)
+            counts, sums = self._native.sums(all_folded(sentences), seed)
             return np.frombuffer(counts, np.int64), np.frombuffer(sums, np.int64).reshape(len(sentences), -1)
         buckets, owners = ngram_buckets(sentences, language, len(next(iter(self.weights.values()))))
         size = len(sentences)

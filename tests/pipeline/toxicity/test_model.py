@@ -13,6 +13,7 @@ from pipeline.toxicity.model import (
     KIND,
     LABELS,
     ToxicityModel,
+    all_folded,
     folded,
     load_toxicity,
     ngram_buckets,
@@ -50,6 +51,11 @@ MODEL = ToxicityModel(
 )
 def test_normalized_text(sentence: str, plain: str) -> None:
     assert normalize(folded(sentence)) == plain
+
+
+@given(st.lists(tricky_texts | st.sampled_from(["", "\0", "\u0301e", "e", "\u1100", "\u1161", "İ", "ß"]), max_size=6))
+def test_sentences_are_folded_together_as_each_alone(sentences: list[str]) -> None:
+    assert all_folded(sentences) == [folded(sentence) for sentence in sentences]
 
 
 def test_ngrams_by_hand() -> None:
@@ -106,11 +112,12 @@ def test_listed_words_add_to_the_margin() -> None:
 @settings(max_examples=200)
 @given(
     st.lists(
-        st.sampled_from(("idiot", "f u", " c k", "sh1t ", "son of", " a bitch", "fine", "\u200b", "* ")), max_size=8
-    )
+        st.sampled_from(("idiot", "f u", " c k", "sh1t ", "son of", " a bitch", "fine", "\u200b", "* ")), max_size=40
+    ),
+    st.sampled_from((1, 2, 20)),
 )
-def test_listed_words_do_not_depend_on_the_other_sentences(parts: list[str]) -> None:
-    sentences = ["".join(parts[: len(parts) // 2]), "".join(parts[len(parts) // 2 :])]
+def test_listed_words_do_not_depend_on_the_other_sentences(parts: list[str], size: int) -> None:
+    sentences = ["".join(parts[start : start + size]) for start in range(0, len(parts), size)] or [""]
     alone = np.concatenate([listed_features([sentence], "en") for sentence in sentences])
     assert np.array_equal(listed_features(sentences, "en"), alone)
 
