@@ -401,6 +401,19 @@ def takedown_ancestry(run: Store, manifest: Manifest) -> list[Certificate]:
     return certificates
 
 
+def removed_spans(run: Store, dataset: Manifest) -> dict[str, list[tuple[int, int]]]:
+    """Return (first token, number of tokens) of each removed document whose place in a shard has tombstones, by shard.
+
+    Raises ContractError if a manifest and its certificate disagree.
+    """
+    spans: dict[str, list[tuple[int, int]]] = {}
+    for certificate in takedown_ancestry(run, dataset):
+        # Shards that were compacted are already counted without them.
+        for change in certificate.tables[dataset.content.table].rewritten if certificate.mode == "tombstones" else ():
+            spans.setdefault(change.key, []).extend(change.spans)
+    return spans
+
+
 def replaced_digests(run: Store, manifest: Manifest) -> set[str]:
     """Return the digests of the versions of a table that takedowns have replaced by this version."""
     return {certificate.tables[manifest.content.table].before for certificate in takedown_ancestry(run, manifest)}

@@ -281,7 +281,8 @@ def _unused_or(filler: Filler, used: Entry, name: str) -> Entry:
 def _domains(filler: Filler, is_crawled: bool) -> Iterator[Entry]:
     facts = filler.facts
     listed, number = facts.value("domains"), facts.value("num_domains")
-    share = facts.value("listed_tokens") / facts.value("domain_tokens") if facts.value("domain_tokens") else 0.0
+    tokens = facts.value("domain_tokens") + facts.value("without_domain")
+    share = facts.value("listed_tokens") / tokens if tokens else 0.0
     named = ", ".join(facts.value("domain_sources"))
     why = "" if is_crawled else " No source is given as crawled; the list is of all sources."
     words = (

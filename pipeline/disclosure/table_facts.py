@@ -1,5 +1,6 @@
 """The facts that the manifests of a run's tables have: what entered, what stages dropped, and what they measured."""
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -85,13 +86,17 @@ def _origin(name: str, table: TableVersion) -> Origin:
 
 def _facts_of_stages(tables: Mapping[str, TableVersion]) -> dict[str, Fact]:
     """Return what was dropped by reason, in the order of tables and sorted, and the stages with settings and models."""
-    dropped: dict[str, int] = {}
+    dropped = Counter[str]()
     stages: list[dict[str, Any]] = []
     used = tuple(name for name in tables if name != DATASET)
     for name, table in tables.items():
         content = table.manifest.content
-        own = {reason: number for reason, number in content.counts.dropped.items() if number}
-        dropped |= {reason: number for reason, number in own.items() if not reason.endswith(f"/{DROPPED_BEFORE}")}
+        own = {
+            reason: number
+            for reason, number in content.counts.dropped.items()
+            if number and not reason.endswith(f"/{DROPPED_BEFORE}")
+        }
+        dropped.update(own)
         for stage, version in sorted(content.stages.items()):
             stages.append(
                 {
@@ -104,7 +109,7 @@ def _facts_of_stages(tables: Mapping[str, TableVersion]) -> dict[str, Fact]:
                         for key, sha in content.models.items()
                         if key.startswith(f"{stage}/") and key not in SECRETS
                     },
-                    "dropped": sum(dropped.get(reason, 0) for reason in own if reason.startswith(f"{stage}/")),
+                    "dropped": sum(number for reason, number in own.items() if reason.startswith(f"{stage}/")),
                 }
             )
     in_order = [name for name in STAGE_TABLES if name in tables]

@@ -395,7 +395,7 @@ def model_files(config: PiiConfig) -> dict[str, str]:
 
 PII = PerDocument(
     name="pii",
-    version=12,
+    version=13,
     config=PiiConfig,
     reads=("text", "title", "url", "licence", "meta", "language"),
     adds=("text", "title", "url", "licence", "meta", "pii_counts", "num_chars", "num_bytes"),

@@ -23,6 +23,7 @@ from schemas.older_tables import read_batches
 from schemas.paths import METRICS_NAME, PLAN_NAME
 from schemas.storage import Store
 from schemas.tables import DOCUMENTS, DROPPED_BEFORE, SCORES, TABLES
+from schemas.takedown import removed_spans
 from schemas.text import format_short
 
 # Files that training writes into a run.
@@ -304,6 +305,13 @@ class RunFacts:
         if TOKENS.name not in self.tables:
             return {}
         return live_tokens(self.folders[TOKENS.name].child("../.."), self.tables[TOKENS.name])
+
+    @cached_property
+    def removed_spans(self) -> Mapping[str, Sequence[tuple[int, int]]]:
+        """The places of removed documents in the shards of the dataset, by shard; see `streams.removed_spans`."""
+        if TOKENS.name not in self.tables:
+            return {}
+        return removed_spans(self.folders[TOKENS.name].child("../.."), self.tables[TOKENS.name])
 
     def read_part(self, table: str, part: int, columns: list[str]) -> Iterator[dict[str, Any]]:
         """Yield the rows of one part of a table, with at most ROWS_AT_ONCE in memory."""

@@ -24,7 +24,7 @@ from pipeline.report.dedup import deduplication
 from pipeline.report.extraction import extraction
 from pipeline.report.facts import PlanFigure, RunFacts, Training, collect_facts
 from pipeline.report.findings import Measured, findings, main_reasons
-from pipeline.report.funnel import checks, drops_by_rule, funnel_rows
+from pipeline.report.funnel import checks, compared_bytes, drops_by_rule, funnel_rows
 from pipeline.report.ground_truth import Score, score
 from pipeline.report.lineage import lineage_drawing
 from pipeline.report.losses import SHOWN_VERDICTS, ablations, by_source, describe_events, waiting
@@ -234,6 +234,7 @@ def _view(facts: RunFacts, scores: Sequence[Score], options: ReportOptions) -> d
         "samples": samples,
         "checks": checked,
         "stored": ranked_counts(documents.get("stored_bytes", {})),
+        "compared_bytes": compared_bytes(facts),
         "record_types": ranked_counts(documents.get("record_types", {})),
         "extraction": extraction(facts),
         "charsets": ranked_counts(documents.get("charsets", {})),
@@ -256,8 +257,7 @@ def _view(facts: RunFacts, scores: Sequence[Score], options: ReportOptions) -> d
         "shown_verdicts": SHOWN_VERDICTS,
         "scores": _by_group(scores),
         "lineage": lineage_drawing(facts.run),
-        "max_inputs": MAX_INPUTS,
-        "max_shards": MAX_SHARDS,
+        **{"max_inputs": MAX_INPUTS, "max_shards": MAX_SHARDS},
     }
 
 
@@ -284,10 +284,12 @@ def _toxicity_view(facts: RunFacts) -> dict[str, Any]:
 
 def _cost_view(facts: RunFacts) -> dict[str, Any]:
     """Return the variables of the section on processing time."""
-    steps = costs(facts, {step.name for step in STEPS})
+    named = {step.name for step in STEPS}
+    steps = costs(facts, named)
+    is_complete = len(steps) == len(named & facts.tables.keys())  # a takedown leaves no time of the run
     return {
         "costs": steps,
-        "cpu_seconds": sum(cost.cpu_seconds for cost in steps),
+        "cpu_seconds": sum(cost.cpu_seconds for cost in steps) if is_complete else 0,
         "part_times": read_step_times(facts.run, [cost.step for cost in steps]),
     }
 

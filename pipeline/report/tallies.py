@@ -191,8 +191,9 @@ def streams(facts: RunFacts) -> list[StreamSummary]:
             ShardFiles(number, tokens, entries[shard_key(name, number)], entries[docs_key(name, number)])
             for number, tokens in enumerate(numbers)
         )
+        removed = sum(len(facts.removed_spans.get(shard_key(name, shard.number), ())) for shard in shards)
         documents, size = sum(shard.index.rows for shard in shards), sum(shard.file.bytes for shard in shards)
-        rows.append(StreamSummary(name, documents, sum(numbers), size, shards))
+        rows.append(StreamSummary(name, documents - removed, facts.tokens_left[name], size, shards))
     return rows
 
 
@@ -237,7 +238,10 @@ def contract(facts: RunFacts) -> Mapping[str, Any]:
 
 
 def costs(facts: RunFacts, steps: Collection[str]) -> list[Cost]:
-    """Return the rows and times of the run's steps, in order; a step is named by the first table that it writes."""
+    """Return the rows and times of the run's steps, in order; a step is named by the first table that it writes.
+
+    Versions that a takedown made are left out: their times are those of the takedown.
+    """
     return [
         Cost(
             step=name,
@@ -247,7 +251,7 @@ def costs(facts: RunFacts, steps: Collection[str]) -> list[Cost]:
             cpu_seconds=table.run.cpu_seconds,
         )
         for name, table in facts.tables.items()
-        if name in steps
+        if name in steps and "takedown" not in table.content.figures
     ]
 
 
@@ -256,7 +260,9 @@ def num_pages(facts: RunFacts) -> int:
     if "documents" not in facts.tables:
         return 0
     counts = facts.tables["documents"].content.counts
-    return counts.rows_in - sum(number for name, number in counts.dropped.items() if name.startswith("source/"))
+    # Takedowns count what they removed by a reason of their own, whatever it was.
+    no_pages = sum(number for name, number in counts.dropped.items() if name.startswith(("source/", "takedown/")))
+    return counts.rows_in - no_pages
 
 
 # Contamination with evaluation sets.

@@ -74,7 +74,7 @@ class DecodedBlock(NamedTuple):
     resumed: int = 0
     """Stored offset at which reading resumes after a fault."""
     end: int = 0
-    """Stored offset up to which the frame or the plain bytes have been read; of zstd, the end of the frame."""
+    """Stored offset up to which the frame or the plain bytes have been read for them."""
 
 
 class Frames(Protocol):
@@ -234,7 +234,7 @@ class FrameReader:
                 inside = self._frame_inside(codec, start, data, (position, end))
                 position, data = (end, data) if inside is None else (inside.start, data[: inside.size])
                 if data:
-                    yield DecodedBlock(data, start, False, first, end=position)
+                    yield DecodedBlock(data, start, False, first, end=min(position, stored.decoded))
                     first = False
                 if inside is not None:
                     yield DecodedBlock(b"", start, False, first, inside.reason, position)

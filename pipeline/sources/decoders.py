@@ -50,11 +50,14 @@ class CountedBlocks:
         """Bytes that were read."""
         self.end = 0
         """Offset after the last of them in the file."""
+        self.decoded = 0
+        """The same without the headers of blocks that are read ahead."""
 
     def at(self, position: int, size: int) -> memoryview:
         data = self._blocks.at(position, self._allowed(position, size))
         self.bytes += len(data)
-        self.end = max(self.end, position + len(data))
+        self.decoded = max(self.decoded, position + len(data))
+        self.end = max(self.end, self.decoded)
         return data
 
     def peek(self, position: int, size: int) -> bytes:

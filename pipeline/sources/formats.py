@@ -70,6 +70,8 @@ class FileFormat:
     """Stored bytes of a record → its first bytes, decompressed; empty in a binary format."""
     in_bytes: bool = True
     """True if lengths count bytes; False if they count rows."""
+    as_stored: bool = False
+    """True if these are bytes of the stored file, compressed or not, so that lengths add up to its size."""
     open_record: Callable[[Split, ByteStream, SourceConfig], Iterator[tuple[Row, Drop | None]]] | None = None
     """Yields the row of the bytes of one record, if it needs more than these bytes; None: `open` does."""
     is_exact: Callable[[bytes], bool] = lambda data: True
@@ -225,6 +227,7 @@ FORMATS: Mapping[str, FileFormat] = {
             open_warc,
             _read_range,
             _record_head,
+            as_stored=True,
             settings=OF_PAGES,
             starts=lambda name: find_archive_starts,
         ),

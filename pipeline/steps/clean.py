@@ -124,7 +124,7 @@ def _count(row: Row, output: PartOutput) -> None:
     # `_chars` is the length of the text before the stages ran [code points].
     books.enter(row, row["num_chars"] if kept else row["_chars"])
     found, language = row.get("pii_counts") or {}, row["language"] or UNKNOWN
-    for kind, number in found.items():
+    for kind, number in found.items() if kept else ():
         books.tally("pii", kind, number)
         books.tally("pii_languages", language, number)
         books.tally("pii_sources", row["source"], number)

@@ -52,6 +52,8 @@ MAX_META_NAMES = 32
 PLAIN_NAME = re.compile(r"(?=(?:\D*\d){0,4}\D*\Z)(?=.{1,100}\Z)[^\W\d]\w*(?:[.:/-]\w+)*")
 """Names of fields of `meta` that are counted: words that single signs join, such as `dc:title`. An address, a number or
 a sentence may be personal data, and a manifest has none."""
+AS_STORED = "_as_stored"
+"""Field of a row: True if its length counts bytes of the stored file; else decompressed bytes, or rows."""
 MAX_TYPES, OTHER_TYPE = 32, "other"
 """Maximum number of record types whose rows and bytes are counted in a part, and the name under which others are."""
 MAX_FIELDS = 256
@@ -225,23 +227,26 @@ def rows_of_files(
     """
     done = 0
     for split in task.splits:
-        cause, end = "", split.first.offset
+        cause, end, as_stored = "", split.first.offset, FORMATS[split.format].as_stored
         with closing(ChosenRecords(split) if split.ranges else open_stream(split)) as stream:
             begin = 0 if split.span is None else split.span.begin
             output.meter.position = functools.partial(_position, stream, done - begin)
             try:
                 for row, drop in guard.read(task.source.open(split, stream, settings), stream):
                     end = row["offset"] + row["length"]
+                    row[AS_STORED] = as_stored
                     yield row, drop
             except (StuckReaderError, MemoryError) as error:
                 if isinstance(error, MemoryError) and not retried:
                     raise  # other files of the part may have taken the memory
-                yield gap_to_end(split, end, error, stream)
+                gap, drop = gap_to_end(split, end, error, stream)
+                yield gap | {AS_STORED: as_stored}, drop
             except UnreachableFileError as error:
                 if not settings.max_unreadable:
                     raise ContractError(str(error)) from error
                 cause = error.cause
-                yield gap_to_end(split, end, error, stream)
+                gap, drop = gap_to_end(split, end, error, stream)
+                yield gap | {AS_STORED: as_stored}, drop
             sha256, size = stream.digest_so_far() if cause else stream.finish()
             output.transfers.update(stream.transfers)
         check_size(split, size)
@@ -250,6 +255,8 @@ def rows_of_files(
             check_unchanged(split)
             entry[RANGE] = {"begin": begin, "first": None if split.span.first is None else split.first.offset}
         output.sources.append(entry | ({CAUSE: cause} if cause else {}))
+        if not as_stored:
+            output.books.tally("other_inputs", split.format, size)
         done += size
 
 
@@ -350,7 +357,8 @@ def write_row(row: Row, output: PartOutput, config: TextConfig) -> None:
         kind = OTHER_TYPE
         books.tally("record_types", kind)
     cause = f"gap/{row.get('drop_rule')}" if kind == "gap" else kind
-    books.tally("stored_bytes", cause, row["length"] or 0)
+    if row.get(AS_STORED):
+        books.tally("stored_bytes", cause, row["length"] or 0)
     if row.get("drop_stage") is not None and not _keeps_text(row, config):
         row["text"] = row["title"] = row["cuts"] = None
     output.write(row)

@@ -29,7 +29,7 @@ from schemas.mix import Mix, read_mix
 from schemas.older_tables import read_batches
 from schemas.signals import FAMILIES
 from schemas.storage import Store
-from schemas.takedown import takedown_ancestry
+from schemas.takedown import removed_spans
 from schemas.tokens import BY_TEXT, HELDOUT, HELDOUT_BY, TRAIN, Dataset, name_of_copies, shard_key, split_copies
 
 Value = TypeVar("Value")
@@ -421,11 +421,9 @@ def live_tokens(run: Store, dataset: Manifest) -> dict[str, int]:
     `run`: the run folder that has the dataset. Raises ContractError if a manifest and its certificate disagree.
     """
     streams: dict[str, list[int]] = dataset.content.figures.get("streams", {})
-    tokens = {name: sum(shards) for name, shards in streams.items()}
-    stream_of = {shard_key(name, number): name for name, shards in streams.items() for number in range(len(shards))}
-    for certificate in takedown_ancestry(run, dataset):
-        for change in certificate.tables[dataset.content.table].rewritten:
-            # Shards that were compacted are already counted without them.
-            if certificate.mode == "tombstones" and change.key in stream_of:
-                tokens[stream_of[change.key]] -= sum(length for _, length in change.spans)
-    return tokens
+    removed = removed_spans(run, dataset)
+    return {
+        name: sum(shards)
+        - sum(length for number in range(len(shards)) for _, length in removed.get(shard_key(name, number), ()))
+        for name, shards in streams.items()
+    }

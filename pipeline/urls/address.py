@@ -1,5 +1,6 @@
 """The form of a URL in which it is compared with lists and words, and the keys of its domains and prefixes."""
 
+import re
 from collections.abc import Iterator
 from hashlib import blake2s
 from urllib.parse import unquote_to_bytes
@@ -10,16 +11,19 @@ MAX_DOMAIN_BYTES = 253
 """Maximum length of a domain. Source: RFC 1035, section 2.3.4, as text."""
 MAX_ENTRY_BYTES = 2_000
 """Maximum length of a URL of a list. Only prefixes up to the longest entry are hashed, so long URLs cost little."""
+_SCHEME = re.compile(r"[a-z][a-z0-9+.-]*:(?!\d{1,5}(?:[/?#]|\Z))", re.IGNORECASE)
+"""The scheme of another address, such as `mailto:`; a host with a port has digits after the colon."""
 ENDS = b"/?&"
 """Bytes at which a URL continues an entry of a list."""
 
 
 def address_of(url: str) -> tuple[bytes, bytes] | None:
-    """Return host and path of a web URL in lower case, with percent-encoding decoded once; None for another text.
+    """Return host and path of a web or FTP URL in lower case, percent-encoding decoded once; None for another text.
 
     The URL may have no scheme, as `example.com/a`. The host is ASCII and has no port; the path begins with `/` and has
     the query, but no fragment. The path is UTF-8, or any bytes that were percent-encoded.
     """
+    url = f"http{url[3:]}" if url[:6].lower() == "ftp://" else url
     parts = web_address(url) or web_address(with_scheme(url))
     if parts is None:
         return None
@@ -36,8 +40,10 @@ def address_of(url: str) -> tuple[bytes, bytes] | None:
 
 def entry_of(line: str) -> bytes | None:
     """Return the domain, or host and path, of a line of a list; None if it is no entry or too long."""
-    start = line.find("://") + 3 if line.startswith(("http://", "https://")) else 0
-    parts = None if not line or line[start:].startswith(("/", "?", "#")) else address_of(f"http://{line[start:]}")
+    start = line.find("://") + 3 if line.startswith(("http://", "https://", "ftp://")) else 0
+    rest = line[start:]
+    is_other = not rest or rest.startswith(("/", "?", "#")) or _SCHEME.match(rest)
+    parts = None if is_other else address_of(f"http://{rest}")
     if parts is None or not parts[0] or len(parts[0]) > MAX_DOMAIN_BYTES:
         return None
     host, path = parts[0], parts[1].rstrip(b"/")

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow.fs as pafs
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from schemas.checkpoints import CHECKPOINTS, METADATA_NAME
 from schemas.errors import ConfigError, ContractError
@@ -96,7 +96,7 @@ class Layout(_FrozenModel):
     """Size of each axis of the mesh."""
     settings: dict[str, Any]
     """Every setting of `[layout]` besides the axes that does not decide the weights: data, micro_batch, schedule, …"""
-    threads: int
+    threads: int = Field(ge=1, le=1024)
     """CPU threads of a rank; the backward pass splits sums over them, which changes the last bits."""
     device: str
     """Type of the devices."""

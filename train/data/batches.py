@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from schemas.errors import ContractError
 from schemas.storage import CheckedPath
+from schemas.takedown import REMOVED_ID
 from schemas.tokens import HELDOUT, TRAIN, Dataset
 from train.config.train import TrainConfig
 from train.data.document_index import read_table
@@ -132,12 +133,16 @@ class Batches:
 
     @cached_property
     def bytes_per_token(self) -> dict[str, float]:
-        """Bytes of text per held-out token, by source, to convert losses to bits per byte. Separators are tokens."""
+        """Bytes of text per held-out token, by source, to convert losses to bits per byte. Separators are tokens.
+
+        Documents that a takedown has removed are in neither, as in the losses.
+        """
         ratios = {}
         for source in heldout_streams(self._dataset, self._config.seq_len):
             shards = self._dataset.streams[f"{source}/{HELDOUT}"]
-            size = sum(_text_bytes(self._dataset, shard.docs_path) for shard in shards)
-            ratios[source] = size / sum(shard.num_tokens for shard in shards)
+            totals = [_bytes_and_tokens(self._dataset, shard.docs_path) for shard in shards]
+            size, tokens = (sum(total) for total in zip(*totals, strict=True))
+            ratios[source] = size / max(1, tokens)
         return ratios
 
     def _rows(self, samples: Samples, streams: Sequence[str], objective: Objective) -> Rows:
@@ -229,8 +234,12 @@ def _number_documents(marks: NDArray[np.int32], pieces: Pieces) -> torch.Tensor:
     return torch.from_numpy(np.cumsum(marks, axis=1, dtype=np.int32, out=marks))
 
 
-def _text_bytes(dataset: Dataset, path: CheckedPath) -> int:
-    return int(pc.sum(read_table(dataset.folder, path, ("num_bytes",)).column(0)).as_py() or 0)
+def _bytes_and_tokens(dataset: Dataset, path: CheckedPath) -> tuple[int, int]:
+    """Return the bytes of text and the tokens of the documents of a shard, without those that were removed."""
+    table = read_table(dataset.folder, path, ("doc_id", "num_bytes", "num_tokens"))
+    table = table.filter(pc.not_equal(table["doc_id"], REMOVED_ID))
+    size, tokens = (int(pc.sum(table[name]).as_py() or 0) for name in ("num_bytes", "num_tokens"))
+    return size, tokens
 
 
 def open_batches(

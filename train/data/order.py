@@ -31,6 +31,7 @@ from train.data.permutation import (
 )
 from train.data.shares import check_sources, number_of, reads_of_epochs, shares_of_weights
 from train.data.stages import (
+    MAX_BLOCK,
     NO_SKIPS,
     STAGE_BITS,
     SkipList,
@@ -47,9 +48,6 @@ from train.data.stages import (
 # + 1 times (exclusive). A schedule with that property exists for any counts (Tijdeman 1980, "The chairman assignment
 # problem"); earliest deadline first constructs it (Steiner and Yeomans 1993, "Level schedules for mixed-model,
 # just-in-time processes"). The common rule of the largest deficit reaches deviations above 1.
-
-MAX_BLOCK = 1 << 16
-"""Maximum length of a block [samples]. The schedule of a block is tabulated once per process (0.1 s)."""
 
 
 def block_counts(weights: Mapping[str, float]) -> dict[str, int]:

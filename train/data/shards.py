@@ -23,6 +23,17 @@ OPEN_SHARDS = 64
 """Maximum number of open shards of a stream; an open local shard costs a memory map, and 8 bytes per document."""
 
 
+def _lists(column: pa.Array) -> pa.ListArray:
+    if not pa.types.is_list(column.type):
+        raise pa.ArrowInvalid(f"the column tokens has the type {column.type}")
+    return column
+
+
+def _covers(offsets: Ints, size: int) -> bool:
+    """Return True if lists with these offsets have `size` values, one after another."""
+    return len(offsets) > 0 and offsets[0] == 0 and offsets[-1] == size and bool((np.diff(offsets) >= 0).all())
+
+
 class OpenShard:
     """An open shard: the tokens of its record batches, and the positions at which its documents start.
 
@@ -33,7 +44,7 @@ class OpenShard:
 
     def __init__(self, folder: Store, shard: Shard, dtype: str, compared: set[int] | None = None):
         """`compared`: numbers of the record batches that this process has compared before; others are added."""
-        self._where = f"{folder.uri}/{shard.path}"
+        self._where, self._fix = f"{folder.uri}/{shard.path}", folder.repair_fix
         try:
             self._batch: Callable[[int], pa.RecordBatch]
             if shard.blocks:
@@ -44,7 +55,7 @@ class OpenShard:
             else:
                 reader = ArrowFile(folder.open_input(shard.path))
                 self._batch, unchecked, number = reader.get_batch, reader.get_batch, reader.num_record_batches
-            columns = [unchecked(i).column("tokens").values for i in range(number)]
+            columns = [_lists(unchecked(i).column("tokens")).values for i in range(number)]
         except (OSError, pa.ArrowInvalid, KeyError) as error:
             raise ContractError(
                 f"{self._where}: expected a readable token shard, got an error: {error}. {folder.repair_fix}"
@@ -65,8 +76,16 @@ class OpenShard:
         view = self._views[number]
         if view is None:
             column = self._batch(number).column("tokens")
-            view = self._views[number] = numbers_of(column.flatten())
-            begins = self._begins[number] + numbers_of(column.offsets)[:-1].astype(np.int64)
+            offsets = numbers_of(column.offsets).astype(np.int64)
+            view = numbers_of(column.values)
+            # Positions count all values: nulls, or values of no list, would move the tokens after them.
+            if column.null_count or column.values.null_count or not _covers(offsets, len(view)):
+                raise ContractError(
+                    f"{self._where}: expected documents that have the tokens of record batch {number} one after "
+                    f"another, got lists with gaps or nulls. {self._fix}"
+                )
+            self._views[number] = view
+            begins = self._begins[number] + offsets[:-1]
             # An empty document begins where the next document does, which may be in the next batch.
             self._starts[number] = np.unique(begins[begins < self._begins[number] + len(view)])
         return view

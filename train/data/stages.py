@@ -6,10 +6,11 @@ The skip list holds the global sample indices that training leaves out, in a fil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Annotated
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from schemas.errors import ConfigError, ContractError
 from schemas.ids import digest_of
@@ -20,22 +21,32 @@ from train.config.train import TrainConfig
 MASKS_VERSION = 2
 """Version of the objectives' inputs and targets; a run with another version cannot be resumed."""
 
+MAX_BLOCK = 1 << 16
+"""Maximum length of a block [samples]. The schedule of a block is tabulated once per process (0.1 s)."""
+
 
 class StagePlan(BaseModel):
     """A training stage of a plan."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
-    first_step: int
+    first_step: int = Field(ge=0)
     """First optimizer step of the stage, from 0: the number of steps before it."""
-    num_steps: int
+    num_steps: int = Field(ge=0)
     """Number of optimizer steps of the stage."""
-    seq_len: int
+    seq_len: int = Field(ge=1)
     """Number of dataset tokens in a sequence."""
-    global_batch: int
+    global_batch: int = Field(ge=1)
     """Sequences per optimizer step."""
-    counts: dict[str, int]
+    counts: dict[str, Annotated[int, Field(ge=0)]]
     """Samples of each source in a block, the period of the mixture; sources are in ascending order."""
+
+    @field_validator("counts")
+    @classmethod
+    def _check_block(cls, counts: dict[str, int]) -> dict[str, int]:
+        if not 0 < (block := sum(counts.values())) <= MAX_BLOCK:
+            raise ValueError(f"expected 1 to {MAX_BLOCK} samples in a block, got {block}")
+        return counts
 
     @property
     def end(self) -> int:

@@ -12,8 +12,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.compute as pc
 
+from schemas.errors import ContractError
 from schemas.storage import Store
 from schemas.takedown import REMOVED_ID
 from schemas.tokens import TRAIN, Dataset, Shard, open_dataset
@@ -62,6 +64,11 @@ def _export(dataset: Dataset, source: str, folder: Store) -> ExportedSource:
                 for first in range(begin, end, BLOCK):
                     block = np.empty(min(BLOCK, end - first), dataset.tokenizer.dtype)
                     opened.copy(block, *(np.array([value]) for value in (0, first, len(block))))
+                    if (largest := int(block.max())) >= (size := dataset.tokenizer.vocab_size):
+                        raise ContractError(
+                            f"{dataset.folder.uri}/{shard.path}: expected ids below the vocabulary size {size}, got "
+                            f"{largest}. {dataset.folder.repair_fix}"
+                        )
                     sink.write(block.astype(kind).tobytes())
     folder.sync(f"{source}.bin")
     counts = [(len(lengths), int(lengths.sum())) for lengths in _lengths(dataset, stream)]
@@ -101,7 +108,16 @@ def _whole_file(folder: Store, name: str) -> Iterator[Any]:
 def _documents(dataset: Dataset, shard: Shard) -> tuple[Ints, Ints]:
     """Return the starts in a shard and the lengths [tokens] of its documents, without those that were removed."""
     table = read_table(dataset.folder, shard.docs_path, ("doc_id", "token_offset", "num_tokens"))
-    starts, lengths = (table[name].to_numpy().astype(np.int64) for name in ("token_offset", "num_tokens"))
+    columns = [table[name] for name in ("token_offset", "num_tokens")]
+    whole = all(pa.types.is_integer(column.type) and not column.null_count for column in columns)
+    starts, lengths = (column.to_numpy().astype(np.int64) if whole else np.zeros(0, np.int64) for column in columns)
+    ends = np.cumsum(lengths)
+    fits = whole and np.array_equal(starts, ends - lengths) and not (lengths < 0).any()
+    if not fits or (int(ends[-1]) if len(ends) else 0) != shard.num_tokens:
+        raise ContractError(
+            f"{dataset.folder.uri}/{shard.docs_path}: expected documents that have the {shard.num_tokens} tokens of "
+            f"the shard one after another, got other offsets or lengths. {dataset.folder.repair_fix}"
+        )
     kept = pc.not_equal(table["doc_id"], REMOVED_ID).to_numpy() & (lengths > 0)
     return starts[kept], lengths[kept]
 

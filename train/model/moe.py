@@ -27,7 +27,7 @@ from train.model.attention import Attention, AttentionMask, compute_dtype
 from train.model.draw import normal_part
 from train.model.grouped_product import grouped_product
 from train.model.own import HiddenStates, OwnModel
-from train.model.shape import ModelShape, OwnShape, matrix_params_of_layer
+from train.model.shape import ModelShape, OwnShape, matrix_params_of_layer, relative_flops
 from train.model.transformer import FeedForward
 
 FIGURES = ("dropped", "balance", "z", "rows")
@@ -312,7 +312,7 @@ class MixtureOfExperts(OwnModel):
         sparse = matrix_params_of_layer(shape.model_copy(update={"d_ffw": width})) + options.experts * shape.d_model
         num_sparse = shape.num_layers - options.dense_layers
         matrices = num_sparse * sparse + options.dense_layers * matrix_params_of_layer(shape)
-        attention = 12 * shape.num_layers * shape.query_width * seq_len
+        attention = shape.num_layers * (12 * shape.query_width * seq_len + relative_flops(shape, seq_len))
         return 6 * (matrices + shape.vocab_size * shape.d_model) + attention
 
     def initial_weight(self, name: str, size: torch.Size, seed: int) -> Tensor:

@@ -372,14 +372,19 @@ def flops_per_token(shape: ModelShape, seq_len: int, logits: bool = True) -> int
     """
     if isinstance(shape, OwnShape):
         return _own_flops_per_token(shape, seq_len) - (0 if logits else 6 * shape.vocab_size * shape.d_model)
-    layer = 6 * matrix_params_of_layer(shape)
-    if shape.positions == "relative":
-        # The projection of the distances, which have no gradient, and a third product with the scores.
-        layer += 4 * shape.d_model * shape.query_width + 6 * shape.query_width * seq_len
+    layer = 6 * matrix_params_of_layer(shape) + relative_flops(shape, seq_len)
     head = shape.vocab_size * shape.d_model if logits else 0
     if shape.head_transform:
         head += shape.d_model * shape.d_model
     return shape.num_layers * layer + 6 * head + 12 * shape.query_width * counted_keys(shape, seq_len)
+
+
+def relative_flops(shape: ModelShape, seq_len: int) -> int:
+    """Return the FLOPs of a layer and token that relative positions add; 0 for others."""
+    if shape.positions != "relative":
+        return 0
+    # The projection of the distances, which have no gradient, and a third product with the scores.
+    return 4 * shape.d_model * shape.query_width + 6 * shape.query_width * seq_len
 
 
 def counted_keys(shape: ModelShape, seq_len: int) -> int:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from enum import StrEnum
 from typing import Any, Literal, NamedTuple
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from schemas.errors import ContractError
 from train.config.train import GuardConfig
@@ -43,7 +43,7 @@ class GuardState(BaseModel):
 
     non_finite: int = 0
     """Consecutive non-finite steps, up to the last step, that count towards `max_non_finite`."""
-    skipped: int = 0
+    skipped: int = Field(default=0, ge=0, le=1 << 40)
     """Steps without an update in the whole run."""
     losses: tuple[float, ...] = ()
     """The last losses without spikes, at most `spike_window`, oldest first; empty if the loss is not watched."""

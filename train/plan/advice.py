@@ -8,7 +8,8 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 
 from schemas.origin import CHECKPOINT
-from schemas.tokens import Dataset, split_copies
+from schemas.takedown import removed_spans
+from schemas.tokens import TRAIN, Dataset, shard_key, split_copies
 from train.config.plan import OwnLaw, PlanConfig
 from train.data.order import tokens_by_source
 from train.data.packing import PackedSource
@@ -127,6 +128,21 @@ def advice(plan: Plan, target: Target, unique: Mapping[str, float]) -> list[str]
     return lines
 
 
+def tombstones(dataset: Dataset) -> Iterator[str]:
+    """Yield a sentence about the documents that takedowns removed from the sources, if their tokens count much."""
+    spans = removed_spans(dataset.folder.child("../.."), dataset.manifest)
+    total = dataset.num_tokens()
+    keys = {shard_key(name, n): name for name, shards in dataset.streams.items() for n in range(len(shards))}
+    for source in total:
+        removed = sum(length for key, own in spans.items() if keys.get(key) == f"{source}/{TRAIN}" for _, length in own)
+        if removed >= MIN_TOMBSTONES * total[source]:
+            yield (
+                f"{removed:,} of {total[source]:,} tokens of {source} are in the place of documents that a takedown "
+                "removed. No step learns from them, but the sizes, epochs and weights of this plan count them. A "
+                "takedown with --compact leaves none."
+            )
+
+
 def unread_copies(dataset: Dataset, streams: Mapping[str, RowOrder]) -> Iterator[str]:
     """Yield a sentence about each source of repeated documents that has less than a chunk, so that no run reads it."""
     tokens = dataset.num_tokens()
@@ -153,6 +169,8 @@ def heldout_read_before(plan: Plan) -> Iterator[str]:
         )
 
 
+MIN_TOMBSTONES = 0.001
+"""Share of a source's tokens that removed documents leave, from which on a plan says so."""
 MOST_PADDING = 0.05
 """Share of padding from which on the advice says what it costs."""
 

@@ -39,7 +39,14 @@ from train.model.shape import (
 )
 from train.parallel.devices import peak_of
 from train.plan import rules
-from train.plan.advice import advice, costly_padding, heldout_read_before, unread_copies, unusual_proportions
+from train.plan.advice import (
+    advice,
+    costly_padding,
+    heldout_read_before,
+    tombstones,
+    unread_copies,
+    unusual_proportions,
+)
 from train.plan.figures import MAX_WARMUP, DatasetOffer, figures_of_plan, memory_needed
 from train.plan.origin import open_origin, sizing_of
 from train.plan.plan import Plan, check_parametrization, check_settings_used, check_windows, stored_plan
@@ -101,7 +108,7 @@ def make_plan(run: Store, dataset: Dataset, settings: Settings, trained: Store |
     figures = figures_of_plan(dataset, sized, offer, body_flops * total)
     sentences = (
         *advice(sized, offer.target, offer.unique),
-        *unread_copies(dataset, streams),
+        *(*unread_copies(dataset, streams), *tombstones(dataset)),
         *costly_padding(sized, offer.packed),
         *(*unusual_proportions(sized), *heldout_read_before(sized)),
     )

@@ -233,7 +233,7 @@ def verify_plan(run: Store, dataset: Dataset, plan: Plan) -> None:
         "tokenizer": (dataset.tokenizer.sha256, plan.tokenizer),
         "order": (streams.digest, plan.order),
         "num_params": (num_parameters(plan.shape), plan.num_params),
-        **{name: (named[name], getattr(plan, name)) for name in CHECKED_FIGURES},
+        **{name: (named.get(name), getattr(plan, name)) for name in CHECKED_FIGURES},
     }
     for name, (expected, actual) in pairs.items():
         if expected != actual:

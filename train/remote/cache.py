@@ -231,6 +231,11 @@ class CachedFolder(Store):
     def __reduce__(self) -> tuple[Any, ...]:
         return Store, (self.address,)
 
+    @property
+    def repair_fix(self) -> str:
+        """The last sentence of an error on a damaged file: it is the copy, which was compared when it was made."""
+        return f"Delete the folder {self._cache.folder}, which is filled again."
+
     def open_unchecked(self, name: str) -> Any:
         """Open a file; a token shard is memory-mapped from the cache."""
         if isinstance(name, CheckedPath) and name in self._shards:

@@ -176,6 +176,8 @@ UNDECODABLE = {"compress", "x-compress", "sdch", "dcb", "dcz", "pack200-gzip", "
 SLICE_BYTES = 64 << 10
 SNIFF_BYTES = 1445
 GZIP_MAGIC, ZSTD_MAGIC = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
+_MAGIC = {"gzip": GZIP_MAGIC, "x-gzip": GZIP_MAGIC, "zstd": ZSTD_MAGIC}
+"""First bytes of a body, by its coding."""
 MAX_ZSTD_FRAMES = 10_000
 """Maximum number of zstd frames in a body; a body with more counts as one that cannot be decoded."""
 
@@ -201,14 +203,27 @@ class _TooLargeError(Exception):
     """The decoded body is larger than the limit."""
 
 
-def is_compressed_response(block: bytes) -> bool:
-    """Return True if the block of a record is an HTTP response whose body may be larger when it is decoded."""
+def compressed_size(block: bytes) -> int | None:
+    """Return the size of the body of an HTTP response that is compressed; None if the response does not say so.
+
+    0 if it says so and the bytes do not look like it: many crawlers decode a body and keep the field.
+    """
     if not block.startswith(b"HTTP/"):
-        return False
+        return None
     block = _without_interim(block)
     blank = BLANK_LINE.search(block, 0, MAX_HEADER_BYTES)
-    head = block[: blank.start()] if blank else b""
-    return b"-encoding" in head.lower() and not COMPRESSED.isdisjoint(codings_of(parse_fields(head)))
+    if blank is None or b"-encoding" not in (head := block[: blank.start()]).lower():
+        return None
+    codings = codings_of(parse_fields(head))
+    coding = next((coding for coding in reversed(codings) if coding in COMPRESSED), None)
+    if coding is None:
+        return None
+    start = blank.end()
+    if "chunked" in codings and (chunk := CHUNK.match(block, start)):
+        start = chunk.end()
+    magic = _MAGIC.get(coding)
+    is_coded = block.startswith(magic, start) if magic else BINARY.search(block, start, start + SNIFF_BYTES)
+    return len(block) - start if is_coded else 0
 
 
 def codings_of(fields: Mapping[str, str]) -> list[str]:

@@ -21,7 +21,7 @@ from pipeline.sources.crawl.http import (
     RECORD_START,
     HttpPage,
     RecordHeader,
-    is_compressed_response,
+    compressed_size,
     parse_arc_line,
     parse_warc_header,
     read_response,
@@ -50,7 +50,7 @@ class ArchiveRecord:
     block: bytes = b""
     drop: Drop | None = None
     is_repeated: bool = False
-    """True if its frame repeats responses with codings of their own; see NestedCodings."""
+    """True if its frame repeats responses with codings of their own, or its body does not look like its coding."""
 
 
 def open_warc(
@@ -160,7 +160,8 @@ def _read_framed(window: DecodedWindow, max_bytes: int, nested: NestedCodings) -
         return ArchiveRecord(start, header, drop=_lost(window, start, False, reason, "lying_length"))
     if drop is None:
         block = window.take(header.length)
-    is_repeated = is_compressed_response(block) and nested.is_repeated(start, window.reached, len(block))
+    size = compressed_size(block)
+    is_repeated = size is not None and (not size or nested.is_repeated(start, window.reached, size))
     if not window.skip_newlines() and (fault := _fault_of(window, start)):
         drop = Drop(fault)
     return ArchiveRecord(start, header, block, drop, is_repeated)

@@ -133,3 +133,17 @@ def test_what_a_takedown_removed_is_neither_stored_nor_read(tmp_path: Path) -> N
     assert (facts.value("stored_tokens"), facts.value("consumed"), facts.value("removed")) == (0, 0, 0)
     assert sum(collect_facts(run).tokens_left.values()) == 0
     assert "checkpoint" not in croissant(facts, answers).values["description"]
+
+
+def test_drops_of_a_stage_in_several_tables_are_added(run: Store) -> None:
+    folder, manifest = open_table(run, "tokens")
+
+    def table_of(name: str, number: int) -> TableVersion:
+        dropped = {"toxicity/toxic_share": number, "toxicity/dropped_before": 7}
+        counts = manifest.content.counts.model_copy(update={"dropped": dropped})
+        update = {"stages": {"toxicity": 1}, "counts": counts, "table": name}
+        return TableVersion(folder, manifest.model_copy(update={"content": manifest.content.model_copy(update=update)}))
+
+    facts = facts_of_tables({"verdicts": table_of("verdicts", 10), "repeats": table_of("repeats", 8)})
+    assert facts.value("dropped")["toxicity/toxic_share"] == 18
+    assert [stage["dropped"] for stage in facts.value("stages")] == [10, 8]

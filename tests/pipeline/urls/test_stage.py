@@ -321,3 +321,8 @@ def test_keys_follow_their_source() -> None:
     assert entry_of("https://www.A.org:80/X/?q=%41#f") == b"a.org/x/?q=a"
     assert entry_of("www.a.org") == b"www.a.org"
     assert entry_of("/a") is None
+    assert entry_of("ftp://a.org/x") == b"a.org/x"
+    assert entry_of("a.org:8080/x") == b"a.org/x"
+    for line in ("mailto:a@evil.com", "http:/evil.com", "gopher://evil.com", "http://"):
+        assert entry_of(line) is None
+    assert address_of("FTP://Evil.com/X") == address_of("http://evil.com/X") == (b"evil.com", b"/x")

@@ -18,6 +18,7 @@ from schemas.tokens import Dataset, Shard, open_dataset, shard_schema
 from tests.support import tiny_dataset
 from tests.support.tiny_dataset import make_tiny_dataset
 from tests.support.tiny_stages import batches_of, staged
+from tests.support.tiny_takedown import documents_of, take_down
 from train.config.train import TrainConfig
 from train.data import shards as reader
 from train.data.batches import Batches
@@ -302,3 +303,12 @@ def test_an_id_outside_the_vocabulary_is_rejected(dataset: Dataset, tmp_path: Pa
     wide = written(tmp_path, dataset, [[[[300] * 8, [512]]]])
     with pytest.raises(ContractError, match=r"ids below the vocabulary size of 512, got 512\. Run the step `tokens`"):
         batches_of(wide, TrainConfig(seq_len=8), 1).batch(0)
+
+
+def test_bytes_per_token_leave_out_removed_documents(tmp_path: Path) -> None:
+    run = make_tiny_dataset(tmp_path / "run")
+    rows = [row for row in documents_of(open_dataset(run)) if row["stream"] == "web/heldout"]
+    assert take_down(run.uri, doc=[row["doc_id"].hex() for row in rows[::2]]) == 0
+    left = rows[1::2]
+    expected = sum(row["num_bytes"] for row in left) / sum(row["num_tokens"] for row in left)
+    assert batches_of(open_dataset(run), CONFIG).bytes_per_token["web"] == expected

@@ -1,17 +1,20 @@
 """Damage to shards that the check before training does not see: each machine refuses it when it reads the batch."""
 
 import dataclasses
+import hashlib
 import os
 import shutil
+import struct
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 from schemas.blocks import parse_blocks
 from schemas.errors import ContractError
-from schemas.storage import Store
-from schemas.tokens import Dataset, open_dataset
+from schemas.storage import CheckedPath, Store
+from schemas.tokens import Dataset, Shard, open_dataset
 from tests.support.tiny_dataset import flip_byte, make_tiny_dataset
 from train.data import shards
 from train.data.shards import OpenShard, StreamReader
@@ -123,3 +126,23 @@ def test_a_batch_is_compared_once_though_its_shard_is_opened_again(
         reader.read(out, np.arange(len(numbers)), begins, np.ones(len(numbers), np.int64))
     assert sum(compared) == len(numbers)
     assert len(compared) > len(numbers)
+
+
+@pytest.mark.parametrize("harm", ["first", "last", "null list", "null token", "type"])
+def test_lists_that_do_not_have_all_tokens_one_after_another_are_refused(tmp_path: Path, harm: str) -> None:
+    """A stranger's shard, whose digests are fitted: its number of tokens is right."""
+    values = pa.array([1, 2, 3, None if harm == "null token" else 4, 5, 6, 7, 8, 9], pa.uint16())
+    mask = pa.array([False, True, False]) if harm == "null list" else None
+    tokens = pa.ListArray.from_arrays(pa.array([0, 3, 5, 9], pa.int32()), values, mask=mask)
+    if harm == "type":
+        tokens = pa.array([3, 2, 4])
+    batch = pa.record_batch({"doc_id": pa.array([b"x" * 16] * 3, pa.binary(16)), "tokens": tokens})
+    with pa.ipc.new_file(str(tmp_path / "a.arrow"), batch.schema) as writer:
+        writer.write_batch(batch)
+    changed = {"first": (1, 3, 5, 9), "last": (0, 3, 5, 8)}.get(harm, (0, 3, 5, 9))
+    data = (tmp_path / "a.arrow").read_bytes().replace(struct.pack("<4i", 0, 3, 5, 9), struct.pack("<4i", *changed))
+    (tmp_path / "a.arrow").write_bytes(data)
+    path = CheckedPath("a.arrow", len(data), hashlib.sha256(data).hexdigest())
+    shard = Shard("web/train", 0, path, path, 9, 3, path.sha256, path.sha256)
+    with pytest.raises(ContractError, match=r"expected (documents that have the tokens|a readable token shard)"):
+        OpenShard(Store(str(tmp_path)), shard, "uint16").view(0)

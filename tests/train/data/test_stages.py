@@ -1,6 +1,7 @@
 """Training stages: settings become steps, rounded once, and contradictory settings are rejected."""
 
 import pytest
+from pydantic import ValidationError
 
 from schemas.errors import ConfigError
 from tests.support.tiny_stages import staged
@@ -67,3 +68,17 @@ def test_settings_of_a_stage_replace_those_of_the_run() -> None:
 def test_sums_of_a_stage() -> None:
     plan = StagePlan(first_step=5, num_steps=10, seq_len=64, global_batch=3, counts=COUNTS)
     assert (plan.end, plan.num_samples, plan.num_tokens) == (15, 30, 1920)
+
+
+@pytest.mark.parametrize(
+    ("counts", "problem"),
+    [
+        ({}, "expected 1 to 65536 samples in a block, got 0"),
+        ({"a": 0}, "got 0"),
+        ({"a": 1, "b": 10**9}, "expected 1 to 65536 samples in a block, got 1000000001"),
+        ({"a": -1, "b": 2}, "greater than or equal to 0"),
+    ],
+)
+def test_a_block_that_would_take_hours_is_refused(counts: dict[str, int], problem: str) -> None:
+    with pytest.raises(ValidationError, match=problem):
+        StagePlan(first_step=0, num_steps=1, seq_len=8, global_batch=1, counts=counts)

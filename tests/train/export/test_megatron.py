@@ -123,3 +123,24 @@ def test_an_index_appears_when_it_is_complete(tmp_path: Path) -> None:
         sink.write(b"1")
         assert not folder.exists("a.idx")  # as after a kill
     assert [*folder.walk()] == ["a.idx"]
+
+
+@pytest.mark.parametrize(
+    ("column", "value"), [("token_offset", -9), ("token_offset", None), ("num_tokens", -1), ("num_tokens", 1 << 30)]
+)
+def test_an_index_with_wrong_places_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, column: str, value: int | None
+) -> None:
+    read = megatron.read_table
+
+    def changed(*arguments: Any) -> pa.Table:
+        table = read(*arguments)
+        if column not in table.column_names:
+            return table
+        values = table[column].to_pylist()
+        values[3] = value
+        return table.set_column(table.column_names.index(column), column, pa.array(values, pa.int64()))
+
+    monkeypatch.setattr(megatron, "read_table", changed)
+    with pytest.raises(ContractError, match=r"expected documents that have the \d+ tokens of the shard one after"):
+        export_megatron(make_tiny_dataset(tmp_path / "run"), Store(str(tmp_path / "out")))

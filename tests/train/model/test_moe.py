@@ -171,3 +171,13 @@ def test_parts_that_the_mixture_lacks_are_refused(changes: dict[str, Any], got: 
     values = SHAPE.model_dump() | {"model": "train.model.moe:build", "max_positions": LENGTH} | changes
     with pytest.raises(ConfigError, match=f"plan.model = moe: expected .* got {got}"):
         build(OwnShape.model_validate(values), True)
+
+
+def test_relative_positions_cost_as_much_as_in_the_transformer() -> None:
+    relative = SHAPE.model_copy(update={"positions": "relative"})
+    added = flops_per_token(relative, LENGTH) - flops_per_token(SHAPE, LENGTH)
+    values = relative.model_dump() | {"model": "train.model.moe:build", "max_positions": LENGTH}
+    own = count_model(OwnShape.model_validate(values | {"options": {"experts": 4}}), [LENGTH], True)
+    assert flops_per_token(own, LENGTH) - flops_per_token(shape_of(experts=4), LENGTH) == added
+    width = SHAPE.query_width
+    assert added == SHAPE.num_layers * (4 * SHAPE.d_model * width + 6 * width * LENGTH)

@@ -1,6 +1,7 @@
 """Tests of train/plan/advice.py, on both sides of every limit."""
 
 import math
+from pathlib import Path
 
 import pytest
 
@@ -8,9 +9,10 @@ from schemas.origin import CHECKPOINT, ModelOrigin
 from schemas.storage import Store
 from schemas.tokens import open_dataset
 from tests.support.tiny_dataset import make_tiny_dataset
+from tests.support.tiny_takedown import documents_of, take_down
 from train.config.settings import load_settings
 from train.model.shape import num_parameters
-from train.plan.advice import heldout_read_before, unusual_proportions
+from train.plan.advice import heldout_read_before, tombstones, unusual_proportions
 from train.plan.make_plan import make_plan
 from train.plan.plan import Plan
 
@@ -81,3 +83,16 @@ def test_held_out_documents_that_the_weights_may_have_read(plan: Plan) -> None:
     settings = plan.settings.model_copy(update={"train": plan.settings.train.model_copy(update={"eval_every": 0})})
     weights = ModelOrigin(path="old", digest="d", vocab_size=9, format="llama")
     assert list(heldout_read_before(plan.model_copy(update={"origin": weights, "settings": settings}))) == []
+
+
+def test_tokens_in_the_place_of_removed_documents_are_named(tmp_path: Path) -> None:
+    run = make_tiny_dataset(tmp_path / "run")
+    dataset = open_dataset(run)
+    assert [*tombstones(dataset)] == []
+    rows = [row for row in documents_of(dataset) if row["stream"] == "web/train"]
+    assert take_down(run.uri, doc=[row["doc_id"].hex() for row in rows[:5]]) == 0
+    removed, total = sum(row["num_tokens"] for row in rows[:5]), sum(row["num_tokens"] for row in rows)
+    (line,) = tombstones(open_dataset(run))
+    assert line.startswith(
+        f"{removed:,} of {total:,} tokens of web are in the place of documents that a takedown removed."
+    )

@@ -9,6 +9,7 @@ import zlib
 from collections import Counter
 from datetime import UTC, datetime
 
+import brotli
 import lz4.frame
 import pytest
 import zstandard
@@ -254,3 +255,41 @@ def test_pages_in_gzip_are_kept_beside_frames_that_repeat_them(pack):
 def test_a_page_that_is_only_wrapped_in_gzip_is_kept():
     pages = b"".join(coded(b"word " * 4_000, number, level=0) for number in range(50))
     assert [drop for _, drop in read(gzip.compress(pages))] == [None] * 50
+
+
+def test_long_headers_do_not_count_as_repeated_pages():
+    cookies = b"Set-Cookie: a=deleted; expires=Thu, 01-Jan-1970 00:00:00 GMT; path=/\r\n" * 80
+    body = gzip.compress(b"<p>" + b" ".join(b"%x" % (number % 99_991) for number in range(0, 10**7, 3_001)) * 15)
+    head = b"HTTP/1.1 200 OK\r\nContent-Type: text/html\r\nContent-Encoding: gzip\r\n"
+    assert len(gzip.decompress(body)) > 8 * len(body)
+    assert read(gzip.compress(record(head + cookies + b"\r\n" + body)))[0][1] is None
+
+
+@pytest.mark.parametrize("pack", PACKS)
+def test_pages_that_were_decoded_and_kept_their_field_do_not_count(pack):
+    """A crawler decodes gzip and stores brotli as it is received; all pages have the field."""
+    rng = random.Random(8)
+    words = [b"%x" % rng.getrandbits(60) for _ in range(2_000)]
+
+    def page_of(coding: bytes, body: bytes) -> bytes:
+        head = b"HTTP/1.1 200 OK\r\nContent-Type: text/html\r\nContent-Encoding: " + coding
+        return record(head + b"\r\n\r\n" + body)
+
+    template = b"<p>" + b" ".join(rng.choices(words, k=900))
+    plain = [page_of(b"gzip", template + b" %d" % number) for number in range(300)]
+    coded = [brotli.compress(b"<p>" + b" ".join(rng.choices(words, k=300)) * 12) for _ in range(20)]
+    stored = pack(b"".join([*plain, *(page_of(b"br", body) for body in coded)]))
+    assert [drop for _, drop in read(stored) if drop is not None] == []
+
+
+@pytest.mark.parametrize("pack", PACKS)
+def test_repeated_pages_leave_the_bound_of_later_bytes_to_later_pages(pack):
+    rng = random.Random(9)
+    again = coded(b"word " * 3_000 + b" ".join(b"%x" % rng.getrandbits(60) for _ in range(300)), 0) * 2_000
+    pages = [
+        coded(b" ".join(b"%x" % rng.getrandbits(60) for _ in range(500)) + b" and" * 80_000, number)
+        for number in range(60)
+    ]
+    rows = read(pack(again + b"".join(pages)))
+    lost = sum(drop is not None for _, drop in rows[2_000:])
+    assert lost <= 8  # those of the 32 KiB that had been read ahead
