@@ -154,12 +154,12 @@ def _groups(
             "kept_source_chars": {known.source: chars},
         }
     if table == "clean":
-        values = {entry[NAME]: entry[VALUE] for entry in row.get("pii_counts") or ()}
+        values = {entry[NAME]: entry[VALUE] for entry in (row.get("pii_counts") if kept else None) or ()}
         found = {"pii": values}
         if values:
             total, language = sum(values.values()), row["language"] or UNKNOWN
             found |= {"pii_languages": {language: total}, "pii_sources": {row["source"]: total}}
-            found |= {"pii_documents": {row["source"]: 1}} if kept else {}
+            found["pii_documents"] = {row["source"]: 1}
         if kept:
             found |= {
                 "kept_bytes": {row["source"]: row["num_bytes"]},

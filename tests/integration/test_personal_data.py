@@ -188,6 +188,9 @@ def test_a_document_of_personal_data_is_dropped_and_counted(planted: Path) -> No
     assert 0.5 < row["drop_value"] < 1
     assert {row[name] for name in ("text", "title", "url", "meta", "num_chars")} == {None}
     figures = content.figures
+    kept = [entry for own in rows_of(run, "clean") if own["drop_stage"] is None for entry in own["pii_counts"] or ()]
+    assert row["pii_counts"]
+    assert sum(figures["pii"].values()) == sum(entry["value"] for entry in kept)
     assert (
         sum(figures["pii_languages"].values()) == sum(figures["pii_sources"].values()) == sum(figures["pii"].values())
     )

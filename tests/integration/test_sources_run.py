@@ -27,15 +27,16 @@ from pipeline.report.facts import collect_facts
 from pipeline.report.funnel import checks
 from pipeline.report.page import write_report
 from pipeline.report.sources import sources
-from pipeline.report.tallies import evaluation_sets
+from pipeline.report.tallies import costs, evaluation_sets, num_pages, streams
 from pipeline.run import run_steps
 from schemas.manifest import open_table, read_run
 from schemas.overrides import load_recipe
 from schemas.storage import Store
+from schemas.takedown import REMOVED_ID
 from schemas.tokens import open_dataset
 from tests.support.paths import ROOT
 from tests.support.tiny_stages import order_of
-from tests.support.tiny_takedown import take_down
+from tests.support.tiny_takedown import documents_of, take_down
 from train.config.train import TrainConfig
 
 pytestmark = pytest.mark.spark
@@ -226,7 +227,7 @@ def recounted(run: Store, table: str) -> dict[str, Any]:
         for figure, name in groups.items():
             if name is not None:
                 found.setdefault(figure, Counter())[name] += 1
-        for entry in row.get("pii_counts") or ():
+        for entry in (row.get("pii_counts") if row["drop_stage"] is None else None) or ():
             found.setdefault("pii", Counter())[entry["name"]] += entry["value"]
     return found
 
@@ -246,6 +247,25 @@ def test_the_figures_are_those_of_the_rows_also_after_a_takedown(run: Store, tmp
             assert {name: nonzero(figures.get(name)) for name in expected} == expected, table
     before, after = ([(each.claim, each.holds) for each in checks(collect_facts(one))] for one in (run, taken))
     assert before == after
+    checked = [claim for claim, holds in before if "bytes of the inputs" in claim and holds]
+    assert checked == ["bytes of records and gaps = bytes of the inputs"]  # of the archives, not of lines in gzip
+    stored = open_table(run, "documents")[1].content.figures["stored_bytes"]
+    assert not {"row", "page"} & stored.keys()
+
+
+def test_the_report_counts_what_a_takedown_left(run: Store, tmp_path: Path) -> None:
+    shutil.copytree(run.root, tmp_path / "run")
+    taken = Store(str(tmp_path / "run"))
+    assert take_down(tmp_path / "run", domain=["docs.example.org"]) == 0
+    before, after = collect_facts(run), collect_facts(taken)
+    there = Counter(row["stream"] for row in documents_of(open_dataset(taken)) if row["doc_id"] != REMOVED_ID)
+    left = {name: there[name] for name in after.tokens_left}
+    assert {stream.name: stream.documents for stream in streams(after)} == left
+    assert {stream.name: stream.tokens for stream in streams(after)} == after.tokens_left
+    assert sum(after.tokens_left.values()) < sum(before.tokens_left.values())
+    removed = open_table(taken, "documents")[1].content.counts.dropped["takedown/removed"]
+    assert 0 < num_pages(before) - num_pages(after) <= removed
+    assert costs(before, {"documents", "tokens"}) != [] == costs(after, {"documents", "tokens"})
 
 
 def test_the_source_rank_says_whose_copy_stays(run: Store) -> None:

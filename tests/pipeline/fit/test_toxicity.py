@@ -133,4 +133,14 @@ def test_the_shipped_model_is_trained_again(shared_data: Path, tmp_path: Path, m
     settings = tomllib.loads((SHIPPED.parents[1] / "bench" / "toxicity.toml").read_text(encoding="utf-8"))
     monkeypatch.chdir(shared_data)
     train_toxicity(TrainToxicityConfig.model_validate(settings["train_toxicity"]), str(tmp_path), None)
-    assert (tmp_path / "toxic-multi.arrow").read_bytes() == (SHIPPED / "toxic-multi.arrow").read_bytes()
+    shipped, again = (load_toxicity(str(path / "toxic-multi.arrow"), "x") for path in (SHIPPED, tmp_path))
+    for label, weights in shipped.weights.items():
+        differences = np.abs(weights.astype(int) - again.weights[label])
+        assert differences.max() <= 3
+        assert np.count_nonzero(differences) <= 0.01 * len(weights)  # sums of floats round otherwise on another machine
+        assert again.scales[label] == pytest.approx(shipped.scales[label], rel=0.01)
+    for language, labels in shipped.languages.items():
+        for label, values in labels.items():
+            found = again.languages[language][label]
+            assert found["threshold"] == pytest.approx(values["threshold"], abs=0.1)
+            assert found["bias"] == pytest.approx(values["bias"], abs=0.3)
