@@ -25,6 +25,7 @@ constexpr std::string_view END_OF_LINE = "</s>", LABEL = "__label__";
 constexpr int CENTROIDS = 256;
 constexpr int64_t MAX_EXPANDED = 16 << 20;  // numbers of a quantized matrix, at most, that are kept as 32-bit floats
 constexpr int64_t MAX_COUNT = 1000000000000000;
+constexpr int32_t MAX_NGRAM = 100;
 
 enum Loss { HIERARCHICAL_SOFTMAX = 1, NEGATIVE_SAMPLING = 2, SOFTMAX = 3, ONE_VS_ALL = 4 };
 constexpr int32_t SUPERVISED = 3;
@@ -297,7 +298,9 @@ private:
         min_chars_ = file.number<int32_t>(), max_chars_ = file.number<int32_t>();
         if (version == 11) max_chars_ = 0;
         file.take(4 + 8);  // rate of updates, threshold of sampling
-        if (columns_ < 1 || columns_ > 100000 || buckets_ < 0 || (has_ngrams() && !buckets_))
+        // Long n-grams would take the square of the length of a text; usual ones have up to 6.
+        if (columns_ < 1 || columns_ > 100000 || buckets_ < 0 || (has_ngrams() && !buckets_) || max_words_ > MAX_NGRAM ||
+            max_chars_ > MAX_NGRAM)
             refuse("its settings are out of range");
         sums_.resize(static_cast<size_t>(columns_));
     }
