@@ -249,7 +249,13 @@ class DocumentIndex:
             for batch, first, stop in self._bucket(bucket).rows_between("surt", low, high):
                 for row in batch.slice(first, stop - first).to_pylist():
                     # A file names shards by their numbers in the dataset of its own run.
-                    yield row | {"shard": shards[row["stream"]][row["shard"]]}
+                    if (number := row["shard"]) not in range(len(own := shards.get(row["stream"], ()))):
+                        folder = self._dataset.folder
+                        raise ContractError(
+                            f"{folder.uri}: expected shards of the dataset in the index by URL, got shard {number} of "
+                            f"{row['stream']!r}. {folder.repair_fix}"
+                        )
+                    yield row | {"shard": own[number]}
 
     def _all_placed(self, rows: Iterator[Row] | list[Row]) -> Iterator[LocatedDocument]:
         for row in rows:

@@ -171,6 +171,12 @@ class StreamReader:
         length.
         """
         which, shift = np.flatnonzero(length > 0), np.zeros(len(start), np.int64)
+        if which.size and not 0 <= start[which].min() <= (start + length)[which].max() <= self._begins[-1]:
+            found = f"{start[which].min()} to {(start + length)[which].max()}"
+            raise ContractError(
+                f"{self._folder.uri}: expected tokens 0 to {self._begins[-1]} of a stream, got {found} by the document "
+                f"index. {self._folder.repair_fix}"
+            )
         while which.size:
             begin = start[which] + shift[which]
             shard = np.searchsorted(self._begins, begin, side="right") - 1

@@ -146,3 +146,13 @@ def test_lists_that_do_not_have_all_tokens_one_after_another_are_refused(tmp_pat
     shard = Shard("web/train", 0, path, path, 9, 3, path.sha256, path.sha256)
     with pytest.raises(ContractError, match=r"expected (documents that have the tokens|a readable token shard)"):
         OpenShard(Store(str(tmp_path)), shard, "uint16").view(0)
+
+
+@pytest.mark.parametrize(("start", "length"), [(-9, 20), (1 << 40, 5), (0, 1 << 30)])
+def test_places_outside_of_a_stream_are_refused(dataset: Dataset, start: int, length: int) -> None:
+    """As a stranger's document index may name them."""
+    reader = StreamReader(dataset.folder, dataset.streams[STREAM], dataset.tokenizer.dtype)
+    with pytest.raises(
+        ContractError, match=rf"expected tokens 0 to \d+ of a stream, got {start} to {start + length} by"
+    ):
+        reader.read(np.empty(9, np.uint16), np.zeros(1, np.int64), np.array([start]), np.array([length]))

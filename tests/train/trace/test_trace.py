@@ -1,11 +1,13 @@
 """Tests of the trace: what a step was made of, and which steps saw a document, agree in both directions."""
 
 import tempfile
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -21,6 +23,7 @@ from tests.support.tiny_stages import batches_of, staged
 from train.config.layout import LayoutConfig
 from train.config.train import TrainConfig
 from train.data.batches import Batches
+from train.data.document_index import IndexFile
 from train.data.packing import write_packing
 from train.data.rows import IGNORED
 from train.data.stages import STAGE_BITS, SkipList, append_to_skip_list, read_skip_list
@@ -185,6 +188,24 @@ def test_a_url_with_two_documents_and_a_heldout_one(run: Store) -> None:
 def test_an_unknown_url_gives_nothing(run: Store, url: str) -> None:
     assert opened(run, CASES["one stage"])[1].steps_of_url(url) == []
     assert "no document of the dataset has this URL" in print_steps([])
+
+
+@pytest.mark.parametrize("changed", [{"shard": 99}, {"shard": -1}, {"stream": "other/train"}])
+def test_an_index_by_url_that_names_no_shard_is_refused(
+    run: Store, monkeypatch: pytest.MonkeyPatch, changed: dict[str, Any]
+) -> None:
+    """As a stranger's dataset may have, with fitted digests."""
+    traced, url = opened(run, CASES["one stage"])[1], all_rows(run)[0]["url"]
+    read = IndexFile.rows_between
+
+    def wrong(*arguments: Any) -> Iterator[tuple[pa.RecordBatch, int, int]]:
+        for batch, first, stop in read(*arguments):
+            rows = [row | changed for row in batch.to_pylist()]
+            yield pa.RecordBatch.from_pylist(rows, schema=batch.schema) if "shard" in rows[0] else batch, first, stop
+
+    monkeypatch.setattr(IndexFile, "rows_between", wrong)
+    with pytest.raises(ContractError, match="expected shards of the dataset in the index by URL, got shard"):
+        traced.steps_of_url(url)
 
 
 @pytest.mark.parametrize("step", [0, 26])
