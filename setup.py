@@ -20,8 +20,9 @@ def native(package: str) -> Extension:
         sources=[f"{folder}/module.cpp"],
         depends=[*map(str, sources), "setup.py"],
         define_macros=[("SOURCES", f'"{digest}"')],
-        # No -march: a wheel is used on other machines than the one that built it.
-        extra_compile_args=["-std=c++17", "-O3", "-fvisibility=hidden"],
+        # No -march: a wheel is used on other machines than the one that built it. No fused multiplications: processors
+        # without them round otherwise.
+        extra_compile_args=["-std=c++17", "-O3", "-ffp-contract=off", "-fvisibility=hidden"],
         language="c++",
         # Without a compiler the installation succeeds, and the functions in Python are used.
         optional=True,

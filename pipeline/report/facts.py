@@ -308,7 +308,7 @@ class RunFacts:
 
     @cached_property
     def removed_spans(self) -> Mapping[str, Sequence[tuple[int, int]]]:
-        """The places of removed documents in the shards of the dataset, by shard; see `streams.removed_spans`."""
+        """The places of removed documents in the shards of the dataset: `schemas.takedown.removed_spans`."""
         if TOKENS.name not in self.tables:
             return {}
         return removed_spans(self.folders[TOKENS.name].child("../.."), self.tables[TOKENS.name])

@@ -62,6 +62,8 @@ REPORT_NAME = "report.html"
 MAX_INPUTS = 12
 MAX_SHARDS = 40
 """Maximum number of input files that are listed, and of shards of each stream."""
+LIMITS = {"max_inputs": MAX_INPUTS, "max_shards": MAX_SHARDS, "shown_verdicts": SHOWN_VERDICTS}
+"""Numbers of rows that tables of the page show, by their names in the templates."""
 MAX_EVENTS = 12
 """Number of training events that are visible; the others are in a section to expand."""
 MAX_MIXTURES = 12
@@ -254,10 +256,9 @@ def _view(facts: RunFacts, scores: Sequence[Score], options: ReportOptions) -> d
         "tasks": task_rows(facts.run),
         **_recipe_view(facts, options),
         "ablations": ablations(facts.run, facts.tables["tokens"].digest if "tokens" in facts.tables else None),
-        "shown_verdicts": SHOWN_VERDICTS,
         "scores": _by_group(scores),
         "lineage": lineage_drawing(facts.run),
-        **{"max_inputs": MAX_INPUTS, "max_shards": MAX_SHARDS},
+        **LIMITS,
     }
 
 

@@ -1,6 +1,7 @@
-"""Predictions of fastText models: by the native module, which gives the same numbers on every machine, or the package.
+"""Predictions of fastText models by the native module, or by the package where the module is not built.
 
-The package is compiled for the processor on which it is installed. There, the last bit of a probability may differ.
+The module gives the same numbers on every processor with the same C library. The package is compiled for the processor
+on which it is installed; there, the last bit of a probability may differ.
 """
 
 from collections.abc import Callable, Sequence

@@ -132,10 +132,10 @@ def tombstones(dataset: Dataset) -> Iterator[str]:
     """Yield a sentence about the documents that takedowns removed from the sources, if their tokens count much."""
     spans = removed_spans(dataset.folder.child("../.."), dataset.manifest)
     total = dataset.num_tokens()
-    keys = {shard_key(name, n): name for name, shards in dataset.streams.items() for n in range(len(shards))}
     for source in total:
-        removed = sum(length for key, own in spans.items() if keys.get(key) == f"{source}/{TRAIN}" for _, length in own)
-        if removed >= MIN_TOMBSTONES * total[source]:
+        keys = (shard_key(f"{source}/{TRAIN}", n) for n in range(len(dataset.streams[f"{source}/{TRAIN}"])))
+        removed = sum(length for key in keys for _, length in spans.get(key, ()))
+        if removed and removed >= MIN_TOMBSTONES * total[source]:
             yield (
                 f"{removed:,} of {total[source]:,} tokens of {source} are in the place of documents that a takedown "
                 "removed. No step learns from them, but the sizes, epochs and weights of this plan count them. A "

@@ -1,8 +1,8 @@
 // Predictions of a supervised fastText model, from the bytes of its file.
 //
 // The result is that of `fasttext.load_model(path).predict`: the same additions of 32-bit floats in the same order. That
-// package is compiled for the processor of the machine, which may fuse additions with multiplications; this is not, so
-// that every machine stores the same probabilities.
+// package is compiled for the processor of the machine, which may fuse additions with multiplications. This is not, so
+// that every processor gives the same probabilities with the same C library.
 // Sources: Bojanowski et al., arXiv 1607.04606 (subwords), Joulin et al., arXiv 1607.01759 (classifier, hierarchical
 // softmax) and arXiv 1612.03651 (product quantization, pruned features); the format is that of fastText 0.9.
 #pragma once

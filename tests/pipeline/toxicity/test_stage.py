@@ -294,3 +294,11 @@ def test_wrong_settings_are_named(settings: dict, message: str) -> None:
     with pytest.raises(ValidationError) as error:
         ToxicityConfig.model_validate(settings)
     assert message in str(error.value)
+
+
+def test_a_file_that_is_no_classifier_is_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "x.bin").write_bytes(b"no model")
+    with pytest.raises(
+        ConfigError, match=r"toxicity\.classifier: expected a classifier or a fastText model, got a file"
+    ):
+        load_fasttext_score(str(tmp_path / "x.bin"), "__label__toxic")

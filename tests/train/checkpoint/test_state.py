@@ -14,6 +14,7 @@ from unittest import mock
 import pytest
 import torch
 import torch.distributed as dist
+from pydantic import ValidationError
 from torch import Tensor
 from torch.distributed.checkpoint import FileSystemReader
 
@@ -451,3 +452,12 @@ def test_a_checkpoint_of_an_older_version_has_the_same_offloading() -> None:
     assert older.differences(newer) == []
     other = newer.model_copy(update={"settings": newer.settings | {"offload": "none", "offload_dir": "/nvme"}})
     assert older.differences(other) == ["offload_dir None, now /nvme", "offload all, now none"]
+
+
+@pytest.mark.parametrize("threads", [0, -1, 200_000])
+def test_a_number_of_threads_that_no_machine_has_is_refused(threads: int) -> None:
+    """A stranger's checkpoint names it, and a run that resumes takes it over."""
+    with pytest.raises(ValidationError, match="threads"):
+        Layout.model_validate(LAYOUT.model_dump() | {"threads": threads})
+    with pytest.raises(ValidationError, match="skipped"):
+        GuardState.model_validate({"skipped": 1 << 70})

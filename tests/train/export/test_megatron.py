@@ -144,3 +144,18 @@ def test_an_index_with_wrong_places_is_refused(
     monkeypatch.setattr(megatron, "read_table", changed)
     with pytest.raises(ContractError, match=r"expected documents that have the \d+ tokens of the shard one after"):
         export_megatron(make_tiny_dataset(tmp_path / "run"), Store(str(tmp_path / "out")))
+
+
+def test_an_id_beyond_the_vocabulary_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a stranger's shard may have it, with fitted digests."""
+    run = make_tiny_dataset(tmp_path / "run")
+    size = open_dataset(run).tokenizer.vocab_size
+    copy = megatron.OpenShard.copy
+
+    def changed(self: Any, out: Any, *arguments: Any) -> None:
+        copy(self, out, *arguments)
+        out[-1] = size
+
+    monkeypatch.setattr(megatron.OpenShard, "copy", changed)
+    with pytest.raises(ContractError, match=rf"expected ids below the vocabulary size {size}, got {size}\."):
+        export_megatron(run, Store(str(tmp_path / "out")))

@@ -340,6 +340,8 @@ def test_a_plan_of_an_earlier_version_packs_each_chunk_by_itself(tmp_path: Path)
     run.write_atomic("train/plan.json", json.dumps(stored).encode())
     earlier = read_plan(run)
     verify_plan(run, dataset, earlier)
+    with pytest.raises(ContractError, match=r"expected steps = None, got 40\. Run `penstock plan` again"):
+        verify_plan(run, dataset, earlier.model_copy(update={"figures": []}))
     assert "train.pack_chunks" not in {**earlier.settings.content(), **plan.settings.content()}
     assert read_settings(run, dataset, []).train.pack_chunks == 1
     assert read_settings(run, dataset, ["train.packing='best_fit'"]).for_device("cpu").train.pack_chunks == 64

@@ -19,10 +19,11 @@ import pytest
 from schemas.errors import ConfigError, ContractError
 from schemas.storage import CheckedPath, Store
 from schemas.tokens import Dataset, open_dataset
-from tests.support.tiny_dataset import make_tiny_dataset
+from tests.support.tiny_dataset import flip_byte, make_tiny_dataset
 from train.config.settings import load_settings
 from train.data.batches import Batches
 from train.data.order import SampleOrder, make_order
+from train.data.shards import OpenShard
 from train.data.stages import StagePlan
 from train.remote import cache as caching
 from train.remote.ahead import ReadAhead, ShardUse, check_bound, window_bytes
@@ -267,3 +268,13 @@ def test_a_folder_that_another_user_can_write_to_is_refused(dataset, tmp_path, m
     monkeypatch.setattr("os.geteuid", lambda: 4242)
     with pytest.raises(ConfigError, match="expected a folder that only user 4242 can write to"):
         ShardCache(tmp_path / "own", dataset, 1 << 20)
+
+
+def test_a_damaged_copy_is_named_and_its_folder_is_filled_again(dataset, tmp_path):
+    """The message of damage must not blame the dataset, of which no file is damaged."""
+    cache = ShardCache(tmp_path, dataset, 1 << 24)
+    shard = next(iter(dataset.streams.values()))[0]
+    OpenShard(cached(dataset, cache).folder, shard, dataset.tokenizer.dtype).view(0)
+    flip_byte(cache.folder / shard.path.sha256, 400)
+    with pytest.raises(ContractError, match=f"expected checksum .*Delete the folder {cache.folder}, which is filled"):
+        OpenShard(cached(dataset, cache).folder, shard, dataset.tokenizer.dtype).view(0)
